@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -110,9 +111,7 @@ var blockCases = []testCase{
 		b.add("a", 0, store.GPU, k[2])
 		b.want(b.find(k...), nil, nil, by(on("a", store.GPU)), nil)
 		after := b.ids(k...)
-		if len(before) != 1 || len(after) != 1 || after[0] <= before[0] {
-			b.Fatalf("holder ids %v before the clear and %v after it, want one each, ascending", before, after)
-		}
+		b.failIf(len(before) != 1 || len(after) != 1 || after[0] <= before[0], "holder ids %v before the clear and %v after it, want one each, ascending", before, after)
 	}},
 	{"clearing over and over gives no id twice", func(b *bench) {
 		k := chain(1, 1)
@@ -120,9 +119,7 @@ var blockCases = []testCase{
 		for i := range 50 {
 			b.add("a", i%2, store.Tier(i%store.NumTiers), k...)
 			for _, id := range b.ids(k...) {
-				if id <= last {
-					b.Fatalf("round %d: id %d after %d", i, id, last)
-				}
+				b.failIf(id <= last, "round %d: id %d after %d", i, id, last)
 				last = id
 			}
 			b.clear("a", i%2, store.Tier(i%store.NumTiers))
@@ -242,9 +239,7 @@ var blockCases = []testCase{
 func (b *bench) ids(keys ...blockkey.Key) []store.HolderID {
 	b.Helper()
 	c := &Collector{Keys: len(keys)}
-	if err := b.Index.Lookup(b.ctx, &store.Query{Model: mask, Keys: keys, Fold: c}); err != nil {
-		b.Fatalf("Lookup: %v", err)
-	}
+	must.OK(b, b.Index.Lookup(b.ctx, &store.Query{Model: mask, Keys: keys, Fold: c}))
 	b.checked(c)
 	return c.IDs
 }

@@ -22,9 +22,7 @@ var guardCases = []testCase{
 		b.guarded(gen, "a", 0, 1, 1, adds(store.GPU, k[0]))
 		b.want(b.find(k...), by(on("a", store.GPU), At{"a", 1, store.GPU, 0}), by(At{"a", 1, store.GPU, 0}))
 		for _, id := range before {
-			if store.Generation(id) == gen {
-				b.Fatalf("the number %d is given twice", gen)
-			}
+			b.failIf(store.Generation(id) == gen, "the number %d is given twice", gen)
 		}
 		if next := b.begin("a", 0, 1); next <= gen {
 			b.Fatalf("generation %d after %d", next, gen)
@@ -38,9 +36,7 @@ var guardCases = []testCase{
 			reg := b.registry()
 			pod, _ := reg.PodIndex("a")
 			slot, ok := reg.Slot(pod, rank)
-			if !ok {
-				b.Fatalf("rank %d has no slot", rank)
-			}
+			b.failIf(!ok, "rank %d has no slot", rank)
 			return reg.Generation(slot)
 		}
 		b.add("a", 0, store.GPU, k...)
@@ -65,9 +61,7 @@ var guardCases = []testCase{
 		}
 	}},
 	{"a generation needs a pod", func(b *bench) {
-		if _, err := b.Index.Begin(b.ctx, "nobody", 0, 1); !errors.Is(err, store.ErrUnknownPod) {
-			b.Fatalf("got %v, want ErrUnknownPod", err)
-		}
+		b.wantErr(errorOf(b.Index.Begin(b.ctx, "nobody", 0, 1)), store.ErrUnknownPod)
 		b.register(store.Pod{Name: "a"})
 		gen := b.begin("a", 0, 1)
 		b.retire("a")
@@ -108,12 +102,8 @@ var guardCases = []testCase{
 		b.want(b.find(k...), by(on("a", store.GPU)), nil)
 		b.guarded(gen, "a", 0, 4, 6, adds(store.GPU, k[1]))
 		b.want(b.find(k...), times(2, on("a", store.GPU))...)
-		if _, err := b.Index.TakeOver(b.ctx, gen, 3); !errors.Is(err, store.ErrFenced) {
-			b.Fatalf("TakeOver under an older fence: got %v, want ErrFenced", err)
-		}
-		if _, err := b.Index.Begin(b.ctx, "a", 0, 3); !errors.Is(err, store.ErrFenced) {
-			b.Fatalf("Begin under an older fence: got %v, want ErrFenced", err)
-		}
+		b.wantErr(errorOf(b.Index.TakeOver(b.ctx, gen, 3)), store.ErrFenced, "TakeOver under an older fence")
+		b.wantErr(errorOf(b.Index.Begin(b.ctx, "a", 0, 3)), store.ErrFenced, "Begin under an older fence")
 		b.want(b.find(k...), times(2, on("a", store.GPU))...)
 	}},
 	{"an ended generation is refused", func(b *bench) {
@@ -130,9 +120,7 @@ var guardCases = []testCase{
 		b.refused(next+1000, store.ErrEnded, b.tryGuarded(next+1000, "a", 0, 1, 1, adds(store.GPU, k...)))
 		b.want(b.find(k...), nil, nil)
 		for _, g := range []store.Generation{gen, next + 1000} {
-			if _, err := b.Index.TakeOver(b.ctx, g, 9); !errors.Is(err, store.ErrEnded) {
-				b.Fatalf("TakeOver of generation %d: got %v, want ErrEnded", g, err)
-			}
+			b.wantErr(errorOf(b.Index.TakeOver(b.ctx, g, 9)), store.ErrEnded, "TakeOver of generation", g)
 		}
 	}},
 	{"an ended generation does not write for who came after", func(b *bench) {
@@ -186,9 +174,7 @@ var guardCases = []testCase{
 		b.want(b.find(k...), by(on("a", store.CPU)), nil, by(on("a", store.GPU)))
 		b.guarded(gen, "a", 0, 1, 2, adds(store.GPU, k[1]), store.Op{Kind: store.Clear, Tier: store.GPU}, adds(store.GPU, k[2]))
 		b.want(b.find(k...), by(on("a", store.CPU)), nil, by(on("a", store.GPU)))
-		if l := b.life("a", 0); l != (store.Life{Generation: gen, Fence: 1, Seq: 2}) {
-			b.Fatalf("the life is %+v", l)
-		}
+		b.wantLife("a", 0, store.Life{Generation: gen, Fence: 1, Seq: 2})
 	}},
 	{"an unguarded write and a guarded one share their holders", func(b *bench) {
 		k := chain(1, 3)
@@ -209,16 +195,12 @@ var guardCases = []testCase{
 		b.guarded(gen, "a", 3, 1, 4)
 		b.guarded(gen, "a", 3, 1, 5, adds(store.GPU))
 		b.guarded(gen, "a", 3, 1, 9, removes(store.AllTiers, chain(1, 1)...))
-		if l := b.life("a", 3); l != (store.Life{Generation: gen, Fence: 1, Seq: 9}) {
-			b.Fatalf("the life is %+v", l)
-		}
+		b.wantLife("a", 3, store.Life{Generation: gen, Fence: 1, Seq: 9})
 	}},
 	{"a life that was not begun is refused", func(b *bench) {
 		b.add("a", 0, store.GPU, chain(1, 1)...)
 		for _, at := range []At{{Pod: "a"}, {Pod: "a", Rank: 1}, {Pod: "b"}} {
-			if l := b.life(at.Pod, at.Rank); l != (store.Life{}) {
-				b.Fatalf("%v has the life %+v", at, l)
-			}
+			b.wantLife(at.Pod, at.Rank, store.Life{})
 		}
 	}},
 	{"a batch of thousands of blocks and many models is one sequence", func(b *bench) {
@@ -250,9 +232,7 @@ var guardCases = []testCase{
 					b.Fatalf("ReadMap: got %d values, %v", len(got), err)
 				}
 				for i, v := range got {
-					if string(v) != values[i] || (v == nil) != (values[i] == "") {
-						b.Fatalf("entry %v is %q, want %q", keys[i], v, values[i])
-					}
+					b.failIf(string(v) != values[i] || (v == nil) != (values[i] == ""), "entry %v is %q, want %q", keys[i], v, values[i])
 				}
 			}
 		}
@@ -275,9 +255,7 @@ var guardCases = []testCase{
 		b.mapped(gen, 2, 3, set...)
 		want(v(0), v(1), v(2), v(3), v(4), v(5))
 		next := b.begin("a", 0, 2)
-		if _, err := b.peer().ReadMap(b.ctx, gen, keys...); !errors.Is(err, store.ErrEnded) {
-			b.Fatalf("the map of an ended generation: got %v, want ErrEnded", err)
-		}
+		b.wantErr(errorOf(b.peer().ReadMap(b.ctx, gen, keys...)), store.ErrEnded, "the map of an ended generation")
 		gen = next
 		want("", "", "", "", "", "")
 	}},
@@ -303,9 +281,7 @@ var guardCases = []testCase{
 		b.mapped(gen, 1, 2, ops...)
 		got := must.Get(b.Index.ReadMap(b.ctx, gen, keys...))(b)
 		for i, v := range got {
-			if !bytes.Equal(v, ops[i].Value) {
-				b.Fatalf("entry %d is %q, want %q", i, v, ops[i].Value)
-			}
+			b.failIf(!bytes.Equal(v, ops[i].Value), "entry %d is %q, want %q", i, v, ops[i].Value)
 		}
 		if l := b.life("a", 0); l.Seq != 2 {
 			b.Fatalf("the life is %+v", l)
@@ -322,9 +298,7 @@ var guardCases = []testCase{
 			"many entries": {Guard: g, Map: make([]store.MapOp, store.MaxMapOps+1)},
 		} {
 			batch.Pod, batch.Model = "a", model
-			if err := b.Index.Apply(b.ctx, batch); !errors.Is(err, store.ErrInvalid) {
-				b.Errorf("%s: got %v, want ErrInvalid", what, err)
-			}
+			b.wantErr(b.Index.Apply(b.ctx, batch), store.ErrInvalid, what)
 		}
 		for what, f := range map[string]func() error{
 			"no generation": func() error { _, err := b.Index.ReadMap(b.ctx, 0); return err },
@@ -333,9 +307,7 @@ var guardCases = []testCase{
 				return err
 			},
 		} {
-			if err := f(); !errors.Is(err, store.ErrInvalid) {
-				b.Errorf("%s: got %v, want ErrInvalid", what, err)
-			}
+			b.wantErr(f(), store.ErrInvalid, what)
 		}
 	}},
 	{"guards that cannot be right", func(b *bench) {
@@ -350,9 +322,7 @@ var guardCases = []testCase{
 			"of other ranks": {Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}, Ops: []store.Op{{Kind: store.Clear, Tier: store.GPU, AllRanks: true}}},
 		} {
 			batch.Pod, batch.Model = "a", model
-			if err := b.Index.Apply(b.ctx, batch); !errors.Is(err, store.ErrInvalid) {
-				b.Errorf("%s: got %v, want ErrInvalid", what, err)
-			}
+			b.wantErr(b.Index.Apply(b.ctx, batch), store.ErrInvalid, what)
 		}
 		for what, f := range map[string]func() error{
 			"begin without a fence":   func() error { _, err := b.Index.Begin(b.ctx, "a", 0, 0); return err },
@@ -364,9 +334,7 @@ var guardCases = []testCase{
 			"the life of nobody":      func() error { _, err := b.Index.Life(b.ctx, "", 0); return err },
 			"take over by a huge one": func() error { _, err := b.Index.TakeOver(b.ctx, gen, 1<<63); return err },
 		} {
-			if err := f(); !errors.Is(err, store.ErrInvalid) {
-				b.Errorf("%s: got %v, want ErrInvalid", what, err)
-			}
+			b.wantErr(f(), store.ErrInvalid, what)
 		}
 		// The largest there are.
 		b.guarded(gen, "a", 0, store.MaxSequence, store.MaxSequence-1, adds(store.GPU, chain(1, 1)...))
@@ -400,15 +368,10 @@ var guardCases = []testCase{
 				}
 			})
 			<-started
-			w, err := b.peer().TakeOver(b.ctx, gen, round+2)
-			if err != nil {
-				b.Fatalf("TakeOver: %v", err)
-			}
+			w := must.Get(b.peer().TakeOver(b.ctx, gen, round+2))(b)
 			then := b.find(k...)
 			for i := range w {
-				if len(then[i]) != 1 {
-					b.Fatalf("round %d: block %d is missing, the watermark is %d", round, i, w)
-				}
+				b.failIf(len(then[i]) != 1, "round %d: block %d is missing, the watermark is %d", round, i, w)
 			}
 			writer.Wait()
 			if later := b.find(k...); !later.Equal(then) {
@@ -433,9 +396,7 @@ func (b *bench) tryGuarded(gen store.Generation, pod string, rank int, fence, se
 
 func (b *bench) guarded(gen store.Generation, pod string, rank int, fence, seq uint64, ops ...store.Op) {
 	b.Helper()
-	if err := b.tryGuarded(gen, pod, rank, fence, seq, ops...); err != nil {
-		b.Fatalf("Apply of sequence %d: %v", seq, err)
-	}
+	must.OK(b, b.tryGuarded(gen, pod, rank, fence, seq, ops...))
 }
 
 // tryMapped changes the map of a generation of a/0.
@@ -445,27 +406,25 @@ func (b *bench) tryMapped(gen store.Generation, fence, seq uint64, ops ...store.
 
 func (b *bench) mapped(gen store.Generation, fence, seq uint64, ops ...store.MapOp) {
 	b.Helper()
-	if err := b.tryMapped(gen, fence, seq, ops...); err != nil {
-		b.Fatalf("Apply of sequence %d: %v", seq, err)
-	}
+	must.OK(b, b.tryMapped(gen, fence, seq, ops...))
 }
 
 // refused fails the test when err is not the refusal of just this generation.
 func (b *bench) refused(gen store.Generation, want, err error) {
 	b.Helper()
 	var r *store.RefusedError
-	if !errors.As(err, &r) || len(r.Generations) != 1 || !errors.Is(r.Generations[gen], want) || !errors.Is(err, want) {
-		b.Fatalf("got %v, want %v of generation %d", err, want, gen)
-	}
+	b.failIf(!errors.As(err, &r) || len(r.Generations) != 1 || !errors.Is(r.Generations[gen], want) || !errors.Is(err, want), "got %v, want %v of generation %d", err, want, gen)
 }
 
 func (b *bench) life(pod string, rank int) store.Life {
 	b.Helper()
-	l, err := b.peer().Life(b.ctx, pod, rank)
-	if err != nil {
-		b.Fatalf("Life: %v", err)
-	}
-	return l
+	return must.Get(b.peer().Life(b.ctx, pod, rank))(b)
+}
+
+func (b *bench) wantLife(pod string, rank int, want store.Life) {
+	b.Helper()
+	l := b.life(pod, rank)
+	b.failIf(l != want, "the life of %s/%d is %+v, want %+v", pod, rank, l, want)
 }
 
 func (b *bench) duplicates() uint64 { return b.Index.Stats().Duplicates }

@@ -18,9 +18,7 @@ var leaseCases = []testCase{
 		valid := b.registry().ValidUntil
 		if b.inTime(begin) {
 			b.want(got, by(on("a", store.GPU), on("b", store.GPU)), by(on("a", store.GPU)), by(on("a", store.GPU)))
-			if valid.IsZero() {
-				b.Fatal("the registry says that it is valid for ever")
-			}
+			b.failIf(valid.IsZero(), "the registry says that it is valid for ever")
 		}
 		b.pass(b.Lease + b.Lease/5)
 		b.want(b.find(k...), by(on("b", store.GPU)), nil, nil)
@@ -28,12 +26,8 @@ var leaseCases = []testCase{
 		if _, ok := r.PodIndex("a"); ok || !r.ValidUntil.IsZero() {
 			b.Fatalf("the registry still has the pod, or is valid until %v only", r.ValidUntil)
 		}
-		if b.retire("a") {
-			b.Fatal("known is true for a pod that is gone")
-		}
-		if !b.register(store.Pod{Name: "a"}) {
-			b.Fatal("created is false for a pod that was gone")
-		}
+		b.failIf(b.retire("a"), "known is true for a pod that is gone")
+		b.failIf(!b.register(store.Pod{Name: "a"}), "created is false for a pod that was gone")
 		b.want(b.find(k...), by(on("b", store.GPU)), nil, nil)
 	}},
 	{"a pod that returns too late is created anew, without its blocks", func(b *bench) {
@@ -42,9 +36,7 @@ var leaseCases = []testCase{
 		b.add("a", 0, store.GPU, k...)
 		b.pass(b.Lease + b.Lease/5)
 		// No lookup was made in between.
-		if !b.register(store.Pod{Name: "a"}) {
-			b.Fatal("created is false for a pod whose lease had run out")
-		}
+		b.failIf(!b.register(store.Pod{Name: "a"}), "created is false for a pod whose lease had run out")
 		b.want(b.find(k...), times(3)...)
 	}},
 	{"a batch of a pod whose lease has run out registers it anew", func(b *bench) {
@@ -61,9 +53,7 @@ var leaseCases = []testCase{
 	{"retire of a pod whose lease has run out does not know it", func(b *bench) {
 		b.register(store.Pod{Name: "a", Lease: store.Seconds(b.Lease)})
 		b.pass(b.Lease + b.Lease/5)
-		if b.retire("a") {
-			b.Fatal("known is true")
-		}
+		b.failIf(b.retire("a"), "known is true")
 	}},
 	{"a renewal in time keeps pod and blocks", func(b *bench) {
 		k := chain(1, 3)
@@ -79,9 +69,7 @@ var leaseCases = []testCase{
 					return false
 				}
 				begin = time.Now()
-				if created {
-					b.Fatal("created is true for a renewal in time")
-				}
+				b.failIf(created, "created is true for a renewal in time")
 			}
 			got := b.findBy(b.Index, mask, k...)
 			if !b.inTime(begin) {

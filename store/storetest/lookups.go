@@ -36,9 +36,7 @@ var lookupCases = []testCase{
 		))
 		for _, c := range []*Collector{a, o, none, part} {
 			b.checked(c)
-			if c.Registry != a.Registry {
-				b.Fatal("two queries of one lookup got two registries")
-			}
+			b.failIf(c.Registry != a.Registry, "two queries of one lookup got two registries")
 		}
 		b.want(a.Answer, append(times(20, on("a", store.GPU)), times(20)...)...)
 		b.want(o.Answer, append(times(10), times(30, on("b", store.CPU))...)...)
@@ -56,9 +54,7 @@ var lookupCases = []testCase{
 			must.OK(b, b.Index.Lookup(b.ctx, &store.Query{Model: mask, Keys: k, Fold: c}, &store.Query{Model: mask, Keys: k, Fold: all}))
 			b.checked(c)
 			b.checked(all) // the other query is answered in full
-			if len(c.Answer) < stop || !all.Answer[:len(c.Answer)].Equal(c.Answer) {
-				b.Fatalf("stop at %d: told %d blocks:\n%v", stop, len(c.Answer), c.Answer)
-			}
+			b.failIf(len(c.Answer) < stop || !all.Answer[:len(c.Answer)].Equal(c.Answer), "stop at %d: told %d blocks:\n%v", stop, len(c.Answer), c.Answer)
 		}
 	}},
 	{"a gap does not end the answer", func(b *bench) {
@@ -87,9 +83,7 @@ var lookupCases = []testCase{
 		b.want(b.find(k...), want...)
 	}},
 	{"a lookup brings the cached registry up to date", func(b *bench) {
-		if b.Index.Cached() == nil {
-			b.Fatal("Cached is nil before the first lookup")
-		}
+		b.failIf(b.Index.Cached() == nil, "Cached is nil before the first lookup")
 		k := chain(1, 1)
 		b.add("a", 0, store.GPU, k...)
 		for _, x := range []store.Index{b.Index, b.peer()} {
@@ -120,21 +114,11 @@ var lookupCases = []testCase{
 		cancel()
 		c, d := &Collector{Keys: 100}, &Collector{Keys: 100}
 		err := b.Index.Lookup(ctx, &store.Query{Model: mask, Keys: k, Fold: c}, &store.Query{Model: mask, Keys: k, Fold: d})
-		if !errors.Is(err, context.Canceled) {
-			b.Fatalf("Lookup: got %v, want context.Canceled", err)
-		}
-		if c.Registry == nil || d.Registry == nil || c.Registry != d.Registry {
-			b.Fatal("Begin was not called for all queries with one registry")
-		}
-		if err := b.Index.Apply(ctx, batch("a", 0, removes(store.GPU, k...))); !errors.Is(err, context.Canceled) {
-			b.Fatalf("Apply: got %v, want context.Canceled", err)
-		}
-		if _, err := b.Index.Register(ctx, store.Pod{Name: "b", Model: model}); !errors.Is(err, context.Canceled) {
-			b.Fatalf("Register: got %v, want context.Canceled", err)
-		}
-		if _, err := b.Index.Retire(ctx, "a"); !errors.Is(err, context.Canceled) {
-			b.Fatalf("Retire: got %v, want context.Canceled", err)
-		}
+		b.failIf(!errors.Is(err, context.Canceled), "Lookup: got %v, want context.Canceled", err)
+		b.failIf(c.Registry == nil || d.Registry == nil || c.Registry != d.Registry, "Begin was not called for all queries with one registry")
+		b.wantErr(b.Index.Apply(ctx, batch("a", 0, removes(store.GPU, k...))), context.Canceled, "Apply")
+		b.wantErr(errorOf(b.Index.Register(ctx, store.Pod{Name: "b", Model: model})), context.Canceled, "Register")
+		b.wantErr(errorOf(b.Index.Retire(ctx, "a")), context.Canceled, "Retire")
 		b.want(b.find(k...), times(100, on("a", store.GPU))...) // and the index lives on
 	}},
 }
@@ -142,9 +126,7 @@ var lookupCases = []testCase{
 var refusalCases = []testCase{
 	{"a query without folder", func(b *bench) {
 		for _, q := range []*store.Query{nil, {Model: mask, Keys: chain(1, 1)}} {
-			if err := b.Index.Lookup(b.ctx, q); !errors.Is(err, store.ErrInvalid) {
-				b.Fatalf("got %v, want ErrInvalid", err)
-			}
+			b.wantErr(b.Index.Lookup(b.ctx, q), store.ErrInvalid)
 		}
 	}},
 	{"a batch that cannot be right leaves all as it was", func(b *bench) {
@@ -169,9 +151,7 @@ var refusalCases = []testCase{
 			"clear with keys": batch("a", 0, store.Op{Kind: store.Clear, Keys: k}),
 			"too many keys":   batch("a", 0, removes(store.GPU, make([]blockkey.Key, store.MaxOpKeys+1)...)),
 		} {
-			if err := b.Index.Apply(b.ctx, good, bad); !errors.Is(err, store.ErrInvalid) {
-				b.Fatalf("%s: got %v, want ErrInvalid", name, err)
-			}
+			b.wantErr(b.Index.Apply(b.ctx, good, bad), store.ErrInvalid, name)
 			b.want(b.find(k...), times(3, on("a", store.GPU))...)
 		}
 		if n := len(b.registry().Pods); n != 1 {
@@ -187,13 +167,9 @@ var refusalCases = []testCase{
 			"ranks":          {Name: "a", Model: model, Ranks: store.MaxRanks + 1},
 			"role":           {Name: "a", Model: model, Role: "boss"},
 		} {
-			if _, err := b.Index.Register(b.ctx, p); !errors.Is(err, store.ErrInvalid) {
-				b.Fatalf("%s: got %v, want ErrInvalid", name, err)
-			}
+			b.wantErr(errorOf(b.Index.Register(b.ctx, p)), store.ErrInvalid, name)
 		}
-		if _, err := b.Index.Retire(b.ctx, ""); !errors.Is(err, store.ErrInvalid) {
-			b.Fatalf("Retire: got %v, want ErrInvalid", err)
-		}
+		b.wantErr(errorOf(b.Index.Retire(b.ctx, "")), store.ErrInvalid, "Retire")
 		if n := len(b.registry().Pods); n != 0 {
 			b.Fatalf("%d pods, want none", n)
 		}
@@ -201,9 +177,7 @@ var refusalCases = []testCase{
 	{"all calls after Close are ErrClosed", func(b *bench) {
 		k := chain(1, 1)
 		b.add("a", 0, store.GPU, k...)
-		if err := b.Index.Close(); err != nil {
-			b.Fatalf("Close: %v", err)
-		}
+		must.OK(b, b.Index.Close())
 		if err := b.Index.Close(); err != nil {
 			b.Errorf("second Close: got %v, want nil", err)
 		}

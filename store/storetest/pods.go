@@ -19,17 +19,11 @@ var podCases = []testCase{
 		}
 		for i := range want {
 			// Names come back ascending, in whatever order they went in.
-			if !b.register(want[len(want)-1-i]) {
-				b.Fatal("created is false for a new pod")
-			}
+			b.failIf(!b.register(want[len(want)-1-i]), "created is false for a new pod")
 		}
 		r := b.registry()
-		if !reflect.DeepEqual(r.Pods, want) {
-			b.Fatalf("got\n%+v, want\n%+v", r.Pods, want)
-		}
-		if !r.ValidUntil.IsZero() {
-			b.Fatalf("valid until %v although no pod has a lease", r.ValidUntil)
-		}
+		b.failIf(!reflect.DeepEqual(r.Pods, want), "got\n%+v, want\n%+v", r.Pods, want)
+		b.failIf(!r.ValidUntil.IsZero(), "valid until %v although no pod has a lease", r.ValidUntil)
 	}},
 	{"the index keeps its own copy of a registration", func(b *bench) {
 		p := store.Pod{Name: "a", Model: model, Labels: map[string]string{"zone": "a"}}
@@ -90,9 +84,7 @@ var podCases = []testCase{
 		k := chain(1, 2)
 		b.register(store.Pod{Name: "a", Labels: map[string]string{"zone": "a"}})
 		b.add("a", 0, store.GPU, k...)
-		if b.register(store.Pod{Name: "a", Role: "decode"}) {
-			b.Fatal("created is true for a renewal")
-		}
+		b.failIf(b.register(store.Pod{Name: "a", Role: "decode"}), "created is true for a renewal")
 		b.want(b.find(k...), times(2, on("a", store.GPU))...)
 		b.register(store.Pod{Name: "a", Role: "decode", Aliases: []string{"nick"}})
 		b.register(store.Pod{Name: "a", Role: "decode", Aliases: []string{"nick"}, Adapters: []string{"sql"}})
@@ -132,9 +124,7 @@ var podCases = []testCase{
 		b.guarded(gen, "a", 1, 1, 1, adds(store.CPU, k...))
 		b.add("b", 0, store.GPU, k...)
 		for _, renamed := range []string{"other", model} { // and back
-			if !b.register(store.Pod{Name: "a", Model: renamed, Ranks: 2}) {
-				b.Fatalf("created is false with another model, %s", renamed)
-			}
+			b.failIf(!b.register(store.Pod{Name: "a", Model: renamed, Ranks: 2}), "created is false with another model, %s", renamed)
 			b.want(b.find(k...), times(2, on("b", store.GPU))...)
 			b.refused(gen, store.ErrEnded, b.tryGuarded(gen, "a", 1, 1, 2, adds(store.GPU, k...)))
 			if life, err := b.peer().Life(b.ctx, "a", 1); err != nil || life.Generation != 0 {
@@ -146,9 +136,7 @@ var podCases = []testCase{
 			}
 		}
 		b.add("a", 0, store.GPU, k...)
-		if b.register(store.Pod{Name: "a", Ranks: 2}) {
-			b.Fatal("created is true for a renewal")
-		}
+		b.failIf(b.register(store.Pod{Name: "a", Ranks: 2}), "created is true for a renewal")
 		b.want(b.find(k...), times(2, on("a", store.GPU), on("b", store.GPU))...)
 	}},
 	{"a batch registers a pod that is not known", func(b *bench) {
@@ -158,12 +146,8 @@ var podCases = []testCase{
 			b.Fatalf("got %+v, want %+v", r.Pods, want)
 		}
 		h := r.Holders()
-		if len(h) != 1 || h[0].Pod != "a" || h[0].Rank != 2 || h[0].Tier != store.Disk {
-			b.Fatalf("holders %+v, want a/2/disk", h)
-		}
-		if b.register(store.Pod{Name: "a", Model: "other"}) {
-			b.Fatal("created is true for a pod that a batch has registered")
-		}
+		b.failIf(len(h) != 1 || h[0].Pod != "a" || h[0].Rank != 2 || h[0].Tier != store.Disk, "holders %+v, want a/2/disk", h)
+		b.failIf(b.register(store.Pod{Name: "a", Model: "other"}), "created is true for a pod that a batch has registered")
 	}},
 	{"a batch without ops registers too", func(b *bench) {
 		b.apply(batch("a", 0))
@@ -185,9 +169,7 @@ var podCases = []testCase{
 		b.add("a", 3, store.CPU, k...)
 		b.add("b", 0, store.GPU, k[:50]...)
 		b.want(b.find(k[:1]...), by(on("a", store.GPU), At{"a", 3, store.CPU, 0}, on("b", store.GPU)))
-		if !b.retire("a") {
-			b.Fatal("known is false")
-		}
+		b.failIf(!b.retire("a"), "known is false")
 		b.want(b.find(k...), append(times(50, on("b", store.GPU)), times(50)...)...)
 		r := b.registry()
 		if _, ok := r.PodIndex("a"); ok || len(r.Holders()) != 1 {
@@ -195,22 +177,16 @@ var podCases = []testCase{
 		}
 	}},
 	{"retiring what is not known says so", func(b *bench) {
-		if b.retire("a") {
-			b.Fatal("known is true for a pod that never was")
-		}
+		b.failIf(b.retire("a"), "known is true for a pod that never was")
 		b.register(store.Pod{Name: "a"})
-		if !b.retire("a") || b.retire("a") {
-			b.Fatal("want known once and then no more")
-		}
+		b.failIf(!b.retire("a") || b.retire("a"), "want known once and then no more")
 	}},
 	{"a pod that comes back under its name inherits nothing", func(b *bench) {
 		k := chain(1, 4)
 		b.add("a", 0, store.GPU, k...)
 		old := b.ids(k...)
 		b.retire("a")
-		if !b.register(store.Pod{Name: "a"}) {
-			b.Fatal("created is false for a pod that comes back")
-		}
+		b.failIf(!b.register(store.Pod{Name: "a"}), "created is false for a pod that comes back")
 		b.want(b.find(k...), times(4)...)
 		b.add("a", 0, store.GPU, k[3])
 		b.want(b.find(k...), nil, nil, nil, by(on("a", store.GPU)))
@@ -274,9 +250,7 @@ var modelCases = []testCase{
 			{Name: model, BlockSize: 64, Scheme: "vllm"},
 		} {
 			got, err := b.peer().EnsureModel(b.ctx, other)
-			if !errors.Is(err, store.ErrModelConflict) || got != want {
-				b.Fatalf("got %+v, %v; want the first settings with ErrModelConflict", got, err)
-			}
+			b.failIf(!errors.Is(err, store.ErrModelConflict) || got != want, "got %+v, %v; want the first settings with ErrModelConflict", got, err)
 		}
 		second := store.ModelInfo{Name: "other", BlockSize: 16, Scheme: "vllm"}
 		if got, err := b.Index.EnsureModel(b.ctx, second); err != nil || got != second {
@@ -303,21 +277,15 @@ var modelCases = []testCase{
 		wg.Wait()
 		won := 0
 		for i := range got {
-			if errs[i] != nil && !errors.Is(errs[i], store.ErrModelConflict) {
-				b.Fatalf("EnsureModel: %v", errs[i])
-			}
-			if got[i] != got[0] {
-				b.Fatalf("two settings in force: %+v", got)
-			}
+			b.failIf(errs[i] != nil && !errors.Is(errs[i], store.ErrModelConflict), "EnsureModel: %v", errs[i])
+			b.failIf(got[i] != got[0], "two settings in force: %+v", got)
 			if errs[i] == nil {
 				won++
 			} else if !errors.Is(errs[i], store.ErrModelConflict) {
 				b.Fatal(errs[i])
 			}
 		}
-		if won != 1 {
-			b.Fatalf("%d calls won: %v", won, errs)
-		}
+		b.failIf(won != 1, "%d calls won: %v", won, errs)
 	}},
 	{"pods that are not registered are let in or not", func(b *bench) {
 		x, peer := b.Unregistered, b.PeerUnregistered
@@ -351,9 +319,7 @@ var modelCases = []testCase{
 		if got, err := b.Index.EnsureModel(b.ctx, off); err != nil || got != off {
 			b.Fatalf("after it was forgotten: %+v, %v", got, err)
 		}
-		if _, err := x.SetUnregistered(b.ctx, store.ModelInfo{Name: model}); !errors.Is(err, store.ErrInvalid) {
-			b.Fatalf("settings that cannot be: %v", err)
-		}
+		b.wantErr(errorOf(x.SetUnregistered(b.ctx, store.ModelInfo{Name: model})), store.ErrInvalid, "settings that cannot be")
 	}},
 	{"models outlive their pods", func(b *bench) {
 		want := store.ModelInfo{Name: model, BlockSize: 64, Scheme: store.SchemeNative}
@@ -372,9 +338,7 @@ var modelCases = []testCase{
 			{Name: model, BlockSize: 64},
 			{Name: string(make([]byte, store.MaxModelName+1)), BlockSize: 64, Scheme: store.SchemeNative},
 		} {
-			if _, err := b.Index.EnsureModel(b.ctx, bad); !errors.Is(err, store.ErrInvalid) {
-				b.Fatalf("%+v: got %v, want ErrInvalid", bad, err)
-			}
+			b.wantErr(errorOf(b.Index.EnsureModel(b.ctx, bad)), store.ErrInvalid, bad)
 		}
 		if n := len(b.registry().Models); n != 0 {
 			b.Fatalf("%d models, want none", n)

@@ -1,7 +1,6 @@
 package storetest
 
 import (
-	"errors"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
@@ -32,9 +31,7 @@ var predictionCases = []testCase{
 				b.Fatalf("holder %d counts as one in a tier of memory, or as told", h.ID)
 			}
 		}
-		if r.Predicted("a", 1) != nil || r.Predicted("z", 0) != nil {
-			b.Fatal("a rank without predictions has some")
-		}
+		b.failIf(r.Predicted("a", 1) != nil || r.Predicted("z", 0) != nil, "a rank without predictions has some")
 		b.apply(batch("a", 0, store.Op{Kind: store.Clear, Tier: store.Predicted, Until: soon}))
 		b.want(b.find(k...), by(on("a", store.GPU)), by(second), by(second))
 	}},
@@ -172,9 +169,7 @@ var predictionCases = []testCase{
 			"a clear of all":  batch("a", 0, store.Op{Kind: store.Clear, Tier: store.Predicted, Until: end, AllRanks: true}),
 			"a guard":         guarded,
 		} {
-			if err := b.Index.Apply(b.ctx, wrong); !errors.Is(err, store.ErrInvalid) {
-				b.Errorf("%s: got %v, want ErrInvalid", name, err)
-			}
+			b.wantErr(b.Index.Apply(b.ctx, wrong), store.ErrInvalid, name)
 		}
 		b.want(b.find(k...), nil)
 	}},

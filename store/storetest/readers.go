@@ -1,12 +1,12 @@
 package storetest
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -40,20 +40,14 @@ func (b *bench) lease(name string, acquire, release []store.RankRef) store.Lease
 
 func (b *bench) leaseCall(c store.LeaseCall) store.LeaseView {
 	b.Helper()
-	v, err := b.tryLease(c)
-	if err != nil {
-		b.Fatalf("Lease of %s: %v", c.Reader.Name, err)
-	}
-	return v
+	return must.Get(b.tryLease(c))(b)
 }
 
 // reads fails the test when the rank is not the reader's; it returns the fence.
 func (b *bench) reads(v store.LeaseView, r store.RankRef, reader string) uint64 {
 	b.Helper()
 	l := v.Leases[r]
-	if l.Reader != reader || (reader == "") != (l.Fence == 0) {
-		b.Fatalf("%v is read by %+v, want %q", r, l, reader)
-	}
+	b.failIf(l.Reader != reader || (reader == "") != (l.Fence == 0), "%v is read by %+v, want %q", r, l, reader)
 	return l.Fence
 }
 
@@ -63,9 +57,7 @@ func (b *bench) living(v store.LeaseView, want ...string) {
 	for _, r := range v.Readers {
 		got = append(got, r.Name)
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		b.Fatalf("%v live, want %v", got, want)
-	}
+	b.failIf(fmt.Sprint(got) != fmt.Sprint(want), "%v live, want %v", got, want)
 }
 
 var readerCases = []testCase{
@@ -73,22 +65,16 @@ var readerCases = []testCase{
 		b.Lease = time.Minute // no reader dies
 		r := refs("a", 3)
 		v := b.lease("o", r[:2], nil)
-		if !v.Lapsed {
-			b.Fatal("a new reader was alive before")
-		}
+		b.failIf(!v.Lapsed, "a new reader was alive before")
 		f0, f1 := b.reads(v, r[0], "o"), b.reads(v, r[1], "o")
 		v = b.lease("p", r, nil)
-		if b.reads(v, r[0], "o") != f0 || b.reads(v, r[1], "o") != f1 {
-			b.Fatal("the fence of a living reader has changed")
-		}
+		b.failIf(b.reads(v, r[0], "o") != f0 || b.reads(v, r[1], "o") != f1, "the fence of a living reader has changed")
 		b.reads(v, r[2], "p")
 		b.living(v, "o", "p")
 		if v = b.lease("o", nil, nil); v.Lapsed {
 			b.Fatal("a living reader has lapsed")
 		}
-		if v.Readers[0].Ranks != 100 {
-			b.Fatalf("it takes %d ranks, want 100", v.Readers[0].Ranks)
-		}
+		b.failIf(v.Readers[0].Ranks != 100, "it takes %d ranks, want 100", v.Readers[0].Ranks)
 	}},
 	{"fences only grow", func(b *bench) {
 		b.Lease = time.Minute // no reader dies
@@ -97,9 +83,7 @@ var readerCases = []testCase{
 		grow := func(v store.LeaseView, reader string) {
 			b.Helper()
 			f := b.reads(v, r[0], reader)
-			if f <= last {
-				b.Fatalf("fence %d after %d", f, last)
-			}
+			b.failIf(f <= last, "fence %d after %d", f, last)
 			last = f
 		}
 		for range 3 {
@@ -109,9 +93,7 @@ var readerCases = []testCase{
 			grow(b.lease("p", r, nil), "p")
 			b.leaseCall(store.LeaseCall{Reader: store.Reader{Name: "p"}})
 			grow(b.leaseCall(store.LeaseCall{Reader: store.Reader{Name: "q"}, TTL: b.Lease, Acquire: r, After: last + 1000}), "q")
-			if last < 1000 {
-				b.Fatalf("fence %d is not after the one that was named", last)
-			}
+			b.failIf(last < 1000, "fence %d is not after the one that was named", last)
 			b.lease("q", nil, r)
 		}
 	}},
@@ -132,9 +114,7 @@ var readerCases = []testCase{
 					return false
 				}
 				begin = time.Now()
-				if lapsed {
-					b.Fatalf("it lapsed within %v of its last call", b.Lease)
-				}
+				b.failIf(lapsed, "it lapsed within %v of its last call", b.Lease)
 			}
 			v := b.lease("p", r, nil)
 			if !b.inTime(begin) {
@@ -145,20 +125,14 @@ var readerCases = []testCase{
 			begin = time.Now()
 			v = b.lease("p", r[:1], nil)
 			b.living(v, "p")
-			if !v.Lapsed {
-				b.Fatal("p has lapsed, and is not told")
-			}
+			b.failIf(!v.Lapsed, "p has lapsed, and is not told")
 			taken := b.reads(v, r[0], "p")
-			if b.reads(v, r[1], "o") != f {
-				b.Fatal("no reader has taken the rank, and it changed")
-			}
+			b.failIf(b.reads(v, r[1], "o") != f, "no reader has taken the rank, and it changed")
 			v = b.lease("o", r, r[:1])
 			if !b.inTime(begin) {
 				return false
 			}
-			if !v.Lapsed || b.reads(v, r[0], "p") != taken || taken <= f {
-				b.Fatalf("lapsed %v, the fences are %d and %d", v.Lapsed, taken, f)
-			}
+			b.failIf(!v.Lapsed || b.reads(v, r[0], "p") != taken || taken <= f, "lapsed %v, the fences are %d and %d", v.Lapsed, taken, f)
 			b.reads(v, r[1], "o")
 			return true
 		})
@@ -191,9 +165,7 @@ var readerCases = []testCase{
 		}
 		first := b.lease("o", r[:1], nil)
 		v := again(first)
-		if v.Leases != nil || v.Version != first.Version {
-			b.Fatalf("nothing has changed, and there is %+v", v)
-		}
+		b.failIf(v.Leases != nil || v.Version != first.Version, "nothing has changed, and there is %+v", v)
 		b.lease("p", nil, nil)
 		if v = again(v); v.Leases != nil || len(v.Readers) != 2 {
 			b.Fatalf("another reader has come: %+v", v)
@@ -207,9 +179,7 @@ var readerCases = []testCase{
 			b.Fatalf("a lease has gone: %+v", v)
 		}
 		v = b.lease("o", nil, r)
-		if v.Leases == nil || len(v.Leases) != 0 {
-			b.Fatalf("all leases have gone: %+v", v)
-		}
+		b.failIf(v.Leases == nil || len(v.Leases) != 0, "all leases have gone: %+v", v)
 	}},
 	{"pods of any name, and many ranks in one call", func(b *bench) {
 		var many []store.RankRef
@@ -221,9 +191,7 @@ var readerCases = []testCase{
 		for _, r := range many {
 			seen[b.reads(v, r, "o")] = true
 		}
-		if len(seen) != len(many) {
-			b.Fatalf("%d fences for %d ranks", len(seen), len(many))
-		}
+		b.failIf(len(seen) != len(many), "%d fences for %d ranks", len(seen), len(many))
 		if v = b.lease("o", nil, many); len(v.Leases) != 0 {
 			b.Fatalf("%d are left", len(v.Leases))
 		}
@@ -259,9 +227,7 @@ var readerCases = []testCase{
 		wg.Wait()
 		v := b.lease("o", nil, nil)
 		for _, ref := range r {
-			if v.Leases[ref].Reader == "" {
-				b.Fatalf("nobody has %v", ref)
-			}
+			b.failIf(v.Leases[ref].Reader == "", "nobody has %v", ref)
 		}
 	}},
 	{"a fence from a lease keeps the last reader out", func(b *bench) {
@@ -298,9 +264,7 @@ var readerCases = []testCase{
 			"after no fence":   {Reader: ok, TTL: time.Second, After: store.MaxSequence + 1},
 			"a TTL below zero": {Reader: ok, TTL: -time.Second},
 		} {
-			if _, err := b.tryLease(c); !errors.Is(err, store.ErrInvalid) {
-				b.Errorf("%s: got %v, want ErrInvalid", what, err)
-			}
+			b.wantErr(errorOf(b.tryLease(c)), store.ErrInvalid, what)
 		}
 	}},
 }

@@ -14,11 +14,13 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -148,9 +150,7 @@ func (b *bench) peer() store.Index {
 
 func (b *bench) apply(batches ...store.Batch) {
 	b.Helper()
-	if err := b.Index.Apply(b.ctx, batches...); err != nil {
-		b.Fatalf("Apply: %v", err)
-	}
+	must.OK(b, b.Index.Apply(b.ctx, batches...))
 }
 
 func (b *bench) add(pod string, rank int, tier store.Tier, keys ...blockkey.Key) {
@@ -173,29 +173,17 @@ func (b *bench) register(p store.Pod) (created bool) {
 	if p.Model == "" {
 		p.Model = model
 	}
-	created, err := b.Index.Register(b.ctx, p)
-	if err != nil {
-		b.Fatalf("Register(%s): %v", p.Name, err)
-	}
-	return created
+	return must.Get(b.Index.Register(b.ctx, p))(b)
 }
 
 func (b *bench) retire(pod string) (known bool) {
 	b.Helper()
-	known, err := b.Index.Retire(b.ctx, pod)
-	if err != nil {
-		b.Fatalf("Retire(%s): %v", pod, err)
-	}
-	return known
+	return must.Get(b.Index.Retire(b.ctx, pod))(b)
 }
 
 func (b *bench) registry() *store.Registry {
 	b.Helper()
-	r, err := b.Index.Registry(b.ctx)
-	if err != nil {
-		b.Fatalf("Registry: %v", err)
-	}
-	return r
+	return must.Get(b.Index.Registry(b.ctx))(b)
 }
 
 // find looks up one chain of the usual model, through both handles.
@@ -218,9 +206,7 @@ func (b *bench) findIn(m blockkey.Model, keys ...blockkey.Key) Answer {
 func (b *bench) findBy(x store.Index, m blockkey.Model, keys ...blockkey.Key) Answer {
 	b.Helper()
 	c := &Collector{Keys: len(keys)}
-	if err := x.Lookup(b.ctx, &store.Query{Model: m, Keys: keys, Fold: c}); err != nil {
-		b.Fatalf("Lookup: %v", err)
-	}
+	must.OK(b, x.Lookup(b.ctx, &store.Query{Model: m, Keys: keys, Fold: c}))
 	b.checked(c)
 	return c.Answer
 }
@@ -231,6 +217,22 @@ func (b *bench) checked(c *Collector) {
 	b.Helper()
 	if err := c.Err(); err != nil {
 		b.Fatalf("Lookup broke the contract of Folder: %v", err)
+	}
+}
+
+// failIf ends the test when something is wrong, and says what.
+func (b *bench) failIf(wrong bool, format string, args ...any) {
+	b.Helper()
+	if wrong {
+		b.Fatalf(format, args...)
+	}
+}
+
+// wantErr fails the test when an error does not wrap want; about says of what it is.
+func (b *bench) wantErr(err, want error, about ...any) {
+	b.Helper()
+	if !errors.Is(err, want) {
+		b.Errorf("got %v, want %v %v", err, want, about)
 	}
 }
 

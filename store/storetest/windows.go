@@ -1,8 +1,6 @@
 package storetest
 
 import (
-	"errors"
-
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -25,9 +23,7 @@ var windowCases = []testCase{
 		b.add("a", 0, store.CPU.Window(), chain(1, 1)...)
 		r := b.registry()
 		h := r.Holders()
-		if len(h) != 1 || h[0].Tier != store.CPU.Window() {
-			b.Fatalf("holders %+v, want a/0/cpu-window", h)
-		}
+		b.failIf(len(h) != 1 || h[0].Tier != store.CPU.Window(), "holders %+v, want a/0/cpu-window", h)
 		if _, _, live := r.Holder(h[0].ID); live {
 			b.Fatal("Holder knows it")
 		}
@@ -117,9 +113,7 @@ var windowCases = []testCase{
 		b.register(store.Pod{Name: "a", Ranks: 1})
 		absent := batch("a", 1, adds(store.GPU, k...))
 		absent.Reuse = store.Reuse{Block: 64}
-		if err := b.Index.Apply(b.ctx, absent); !errors.Is(err, store.ErrNoRank) {
-			b.Fatalf("Apply for a rank that is not there: got %v, want ErrNoRank", err)
-		}
+		b.wantErr(b.Index.Apply(b.ctx, absent), store.ErrNoRank, "Apply for a rank that is not there")
 		b.register(store.Pod{Name: "a", Ranks: 2})
 		b.add("a", 1, store.GPU, k...)
 		b.wantReuse("a", 1, store.Reuse{})
@@ -154,8 +148,6 @@ func (b *bench) wantReuse(pod string, rank int, want store.Reuse) {
 				b.Fatalf("handle %d knows %v of the engine of %s/%d, want %v", i, got, pod, rank, want)
 			}
 		}
-		if !found {
-			b.Fatalf("handle %d has no slot of %s/%d", i, pod, rank)
-		}
+		b.failIf(!found, "handle %d has no slot of %s/%d", i, pod, rank)
 	}
 }
