@@ -36,11 +36,7 @@ func startServer(tb testing.TB, masters int) *server {
 func startURL(tb testing.TB, masters int) string {
 	tb.Helper()
 	st := must.Get(Start(tb.Context(), "redis-server", masters))(tb)
-	tb.Cleanup(func() {
-		if err := st.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	must.End(tb, st.Close)
 	return st.URL
 }
 

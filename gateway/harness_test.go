@@ -201,11 +201,7 @@ func startSims(t *testing.T, n int, c wire.Config) (pods []*wire.Pod, addresses 
 			err = p.Start()
 		}
 		must.OK(t, err)
-		t.Cleanup(func() {
-			if err := p.Kill(); err != nil {
-				t.Error(err)
-			}
-		})
+		must.End(t, p.Kill)
 		pods, addresses = append(pods, p), append(addresses, p.Address())
 	}
 	return pods, addresses

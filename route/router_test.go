@@ -385,9 +385,7 @@ func TestBurst(t *testing.T) {
 	}
 	wg.Wait()
 	close(errs)
-	if err := <-errs; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-errs)
 	p := must.Get(shared.Loads(t.Context(), "m"))(t)
 	for at, l := range p.Loads {
 		if l.Requests > 55 { // fewer may be: for 50 ms a router goes by one picture of the candidates worth weighing

@@ -402,11 +402,7 @@ func runAnswers(t *testing.T, w *answerWorld, asked func(model any) bool) string
 func TestScoreAnswers(t *testing.T) {
 	rs := redistest.Start(t)
 	index := must.Get(redis.Open(redis.Config{URL: rs.URL(), Timeout: time.Minute, NoSweep: true, Entries: true}))(t)
-	t.Cleanup(func() {
-		if err := index.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, index.Close)
 	got := runAnswers(t, &answerWorld{t: t, index: index, plain: rs.Client()}, func(any) bool { return true })
 	if *rewrite {
 		if err := os.WriteFile(answersFile, []byte(got), 0o644); err != nil { //nolint:gosec // test data is for all to read

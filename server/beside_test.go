@@ -136,11 +136,7 @@ func modelsBesideEachOther(l *lives) {
 func onReplica(t *testing.T, f func(l *lives)) {
 	x := must.Get(redis.Open(redis.Config{URL: redistest.Start(t).URL()}))(t)
 	copied := must.Get(replica.New(replica.Config{Index: x}))(t)
-	t.Cleanup(func() {
-		if err := copied.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, copied.Close)
 	l := newLives(t, copied)
 	l.settle = func() {
 		must.OK(t, copied.CatchUp(t.Context()))
@@ -151,11 +147,7 @@ func onReplica(t *testing.T, f func(l *lives)) {
 // onCluster runs a test over a Redis Cluster.
 func onCluster(t *testing.T, f func(l *lives)) {
 	x := must.Get(redis.Open(redis.Config{URL: redistest.StartCluster(t, 3, false).URL()}))(t)
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, x.Close)
 	f(newLives(t, x))
 }
 

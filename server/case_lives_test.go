@@ -52,11 +52,7 @@ func eachLives(t *testing.T, f func(l *lives)) {
 		var xs []store.Index
 		for range 2 {
 			x := must.Get(redis.Open(redis.Config{URL: url}))(t)
-			t.Cleanup(func() {
-				if err := x.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			must.End(t, x.Close)
 			xs = append(xs, x)
 		}
 		f(newLives(t, xs...))
@@ -67,11 +63,7 @@ func newLives(t *testing.T, xs ...store.Index) *lives {
 	l := &lives{t: t}
 	for _, x := range xs {
 		in := must.Get(ingest.New(ingest.Config{Index: x, BlockSize: 4}))(t)
-		t.Cleanup(func() {
-			if err := in.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+		must.End(t, in.Close)
 		l.servers = append(l.servers, newServer(t, x, func(c *server.Config) { c.Events = in }))
 	}
 	return l

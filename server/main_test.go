@@ -166,10 +166,6 @@ func (s subject) post(t testing.TB, path, body string) string {
 func openIndex(t testing.TB) store.Index {
 	t.Helper()
 	x := must.Get(memory.New(memory.Config{}))(t)
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, x.Close)
 	return x
 }

@@ -100,11 +100,7 @@ func TestTracesRedis(t *testing.T) {
 	rs := redistest.Start(t)
 	eachTrace(t, func(t *testing.T, file string) {
 		index := must.Get(redis.Open(redis.Config{URL: rs.URL(), Prefix: strings.TrimSuffix(filepath.Base(file), ".txt"), Timeout: time.Minute}))(t)
-		t.Cleanup(func() {
-			if err := index.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+		must.End(t, index.Close)
 		if got, want := runTrace(t, file, index); got != want {
 			t.Errorf("Redis answers otherwise than memory:\n%s", diff(want, got))
 		}

@@ -74,11 +74,7 @@ func TestTiktokenGolden(t *testing.T) {
 	pools := map[string]*Pool{}
 	for folder := range folders {
 		p := must.Get(New(Config{Origin: dir, MaxTextBytes: 4 << 20}))(t)
-		t.Cleanup(func() {
-			if err := p.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+		must.End(t, p.Close)
 		pools[folder] = p
 		for _, model := range []string{"kimi", "qwen"} {
 			must.Get(p.Tokens(t.Context(), prompt.Request{Model: model, Text: "a", Mode: prompt.Sync}))(t)

@@ -184,9 +184,7 @@ func TestGatewayIsKilled(t *testing.T) {
 		}()
 	}
 	for range streams {
-		if err := <-begun; err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, <-begun)
 	}
 	if n := other.booked(t); n != streams {
 		t.Errorf("%d requests are booked of %d", n, streams)

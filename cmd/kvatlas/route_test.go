@@ -99,9 +99,7 @@ func TestRouteOfManyProcesses(t *testing.T) {
 	}
 	wg.Wait()
 	close(errs)
-	if err := <-errs; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-errs)
 	share := processes * each / pods
 	most := 0
 	for _, n := range servers[0].requests(t) {

@@ -54,11 +54,7 @@ func listen(t *testing.T, c ListenerConfig) *Listener {
 	t.Helper()
 	c.Endpoint = "tcp://127.0.0.1:0"
 	l := must.Get(Listen(t.Context(), c))(t)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, l.Close)
 	return l
 }
 

@@ -14,11 +14,7 @@ import (
 func newPublisher(t *testing.T, c PublisherConfig) *Publisher {
 	t.Helper()
 	p := must.Get(NewPublisher(c))(t)
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, p.Close)
 	return p
 }
 

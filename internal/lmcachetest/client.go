@@ -109,9 +109,7 @@ func Start(tb testing.TB, o Options) *Client {
 			libraries += ":" + filepath.Join(torch, "root", d)
 		}
 	}
-	if o.World == 0 {
-		o.World = 1
-	}
+	o.World = cmp.Or(o.World, 1)
 	args, err := json.Marshal(o)
 	must.OK(tb, err)
 	c := &Client{tb: tb, cmd: exec.CommandContext(tb.Context(), python, "-c", script, string(args))}

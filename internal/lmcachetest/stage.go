@@ -50,11 +50,7 @@ func NewRedisStage(tb testing.TB, pods ...string) *Stage {
 func newStage(tb testing.TB, x store.Index, err error, pods []string) *Stage {
 	tb.Helper()
 	must.OK(tb, err)
-	tb.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	must.End(tb, x.Close)
 	s := &Stage{Index: x, tb: tb}
 	for _, p := range pods {
 		s.Register(p)

@@ -39,3 +39,23 @@ func Get[T any](v T, err error) func(TB) T {
 		return v
 	}
 }
+
+// Ender is what End needs of a *testing.T or a *testing.B.
+type Ender interface {
+	Helper()
+	Cleanup(f func())
+	Error(args ...any)
+}
+
+// End has end called when the test is over. Its error fails the test.
+//
+//	must.End(t, index.Close)
+func End(tb Ender, end func() error) {
+	tb.Helper()
+	tb.Cleanup(func() {
+		tb.Helper()
+		if err := end(); err != nil {
+			tb.Error(err)
+		}
+	})
+}

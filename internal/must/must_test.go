@@ -13,6 +13,8 @@ type watched struct {
 	ended []any
 }
 
+func (w *watched) Cleanup(f func())  { f() }
+func (w *watched) Error(args ...any) { w.ended = append(w.ended, args...) }
 func (w *watched) Helper()           {}
 func (w *watched) Fatal(args ...any) { w.ended = append(w.ended, args...) }
 
@@ -25,7 +27,9 @@ func TestMust(t *testing.T) {
 	err := errors.New("no")
 	OK(w, err)
 	Get(0, err)(w)
-	if !slices.Equal(w.ended, []any{err, err}) {
+	End(w, func() error { return nil })
+	End(w, func() error { return err })
+	if !slices.Equal(w.ended, []any{err, err, err}) {
 		t.Errorf("ended with %v", w.ended)
 	}
 }

@@ -79,11 +79,7 @@ func (s *stage) controller(change ...func(*Config)) *Controller {
 		f(&c)
 	}
 	x := must.Get(New(s.t.Context(), c))(s.t)
-	s.t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			s.t.Error(err)
-		}
-	})
+	must.End(s.t, x.Close)
 	return x
 }
 

@@ -73,11 +73,7 @@ func TestTokenIDs(t *testing.T) {
 // The control page says how many messages each rank has sent.
 func TestPublishedMessages(t *testing.T) {
 	f := must.Get(wire.StartFleet([]wire.Config{{Name: "a", Model: model, Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1), Engine: engine.Config{Blocks: 100, Timing: noTime}}}))(t)
-	t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, f.Close)
 	for _, tokens := range []int{16, 48} {
 		before := f.State()[0].Ranks[0].Published
 		ask(t, f.Pods()[0], http.MethodPost, "/v1/completions", fields{"prompt": make([]int, tokens), "max_tokens": 1})

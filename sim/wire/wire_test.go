@@ -56,11 +56,7 @@ func newPod(t *testing.T, c wire.Config) *wire.Pod {
 		c.Engine.Blocks = 2000
 	}
 	p := must.Get(wire.NewPod(c))(t)
-	t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, p.Kill)
 	return p
 }
 

@@ -44,9 +44,7 @@ func TestLookupIsMadeAgain(t *testing.T) {
 			if n := p.Cut(); n != 1 {
 				t.Fatalf("%d connections were cut, want 1", n)
 			}
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, <-done)
 			wantHoldings(t, blocks.blocks, "10.0.0.1:8000/0/gpu", "10.0.0.1:8000/0/gpu")
 			if beside {
 				wantHoldings(t, entries.blocks, "10.0.0.1:8000/0/cpu")

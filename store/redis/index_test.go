@@ -26,11 +26,7 @@ func open(tb testing.TB, c Config) *Index {
 		c.compactAt = 24 // so that maps are compacted all the time
 	}
 	x := must.Get(Open(c))(tb)
-	tb.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			tb.Errorf("close: %v", err)
-		}
-	})
+	must.End(tb, x.Close)
 	return x
 }
 

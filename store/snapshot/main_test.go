@@ -48,11 +48,7 @@ func openRedis(url string) opener {
 	return func(tb testing.TB) store.Index {
 		tb.Helper()
 		x := must.Get(redis.Open(redis.Config{URL: url, Prefix: fmt.Sprintf("t%d", prefixes.Add(1)), NoSweep: true, Timeout: time.Minute}))(tb)
-		tb.Cleanup(func() {
-			if err := x.Close(); err != nil {
-				tb.Error(err)
-			}
-		})
+		must.End(tb, x.Close)
 		return x
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -123,9 +124,7 @@ func (b *bench) bound(model, session string) string {
 
 func (b *bench) bind(session, pod string, rank int, lease time.Duration) {
 	b.Helper()
-	if err := b.Bind(b.Context(), "m", session, store.RankRef{Pod: pod, Rank: rank}, lease); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, b.Bind(b.Context(), "m", session, store.RankRef{Pod: pod, Rank: rank}, lease))
 }
 
 func (b *bench) wantBound(model, session, want string) {
@@ -183,9 +182,7 @@ func refused(b *bench) {
 
 func (b *bench) tell(model, process, counted string) {
 	b.Helper()
-	if err := b.PutDemand(b.Context(), model, process, []byte(counted)); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, b.PutDemand(b.Context(), model, process, []byte(counted)))
 }
 
 func (b *bench) told(model string, want map[string]string) {

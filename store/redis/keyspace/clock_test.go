@@ -21,11 +21,7 @@ func open(t *testing.T, url string) *Space {
 	t.Helper()
 	target := must.Get(redisx.ParseURL(url))(t)
 	s := Open(redisx.Config{Target: target, Protocol: 3, PoolSize: 4, DialTimeout: 20 * time.Second, Timeout: 20 * time.Second}, "kva")
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
+	must.End(t, s.Close)
 	return s
 }
 

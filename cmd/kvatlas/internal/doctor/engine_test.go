@@ -19,11 +19,7 @@ func engine(t *testing.T, replay string) (*zmq.Publisher, string) {
 	t.Helper()
 	endpoint := redistest.FreeEndpoint(t, 1)
 	p := must.Get(zmq.NewPublisher(zmq.PublisherConfig{Endpoint: endpoint, Replay: replay}))(t)
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	must.End(t, p.Close)
 	return p, endpoint
 }
 
