@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -85,17 +86,8 @@ func (n *Networks) Allows(a netip.Addr) bool {
 		return true
 	}
 	a = embedded(a.WithZone(""))
-	for _, p := range never {
-		if p.Contains(a) {
-			return false
-		}
-	}
-	for _, p := range n.allowed {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	in := func(p netip.Prefix) bool { return p.Contains(a) }
+	return !slices.ContainsFunc(never, in) && slices.ContainsFunc(n.allowed, in)
 }
 
 // embedded is the IPv4 address that an IPv6 one stands for, or the address itself.

@@ -1,6 +1,7 @@
 package blockkey
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -57,9 +58,7 @@ type LMCacheChain struct {
 // chunk: once when dst has no room, and once for a chunk size above 256.
 func (c *LMCacheChain) Append(dst []Digest, tokens []uint32) []Digest {
 	size := c.ChunkSize
-	if size == 0 {
-		size = DefaultChunkSize
-	}
+	size = cmp.Or(size, DefaultChunkSize)
 	if size < 0 {
 		return dst
 	}

@@ -170,9 +170,7 @@ func (x *exchange) chooseAlone(why string, because error) error {
 		best = x.leastBusy(reg)
 	}
 	if best < 0 {
-		if because == nil {
-			because = errNoPods
-		}
+		because = cmp.Or(because, errNoPods)
 		return because
 	}
 	x.predicted, x.tokens = -1, -1

@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -250,12 +251,8 @@ func (r *reader) retry(ctx context.Context, f func() error) error {
 
 // final reports whether trying again does not help.
 func final(err error) bool {
-	for _, e := range []error{store.ErrFenced, store.ErrEnded, store.ErrUnknownPod, store.ErrNoRank, store.ErrClosed, store.ErrInvalid, store.ErrModelConflict} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{store.ErrFenced, store.ErrEnded, store.ErrUnknownPod, store.ErrNoRank, store.ErrClosed, store.ErrInvalid, store.ErrModelConflict},
+		func(e error) bool { return errors.Is(err, e) })
 }
 
 // backoff is the pause before the n-th try again: 50 ms, doubled up to 2 s, of which a
@@ -289,9 +286,7 @@ func (r *reader) replay(ctx context.Context, from uint64, limit time.Duration, g
 	c := &r.in.config
 	began := time.Now()
 	defer func() { took = time.Since(began) }()
-	if limit == 0 {
-		limit = maxReplay
-	}
+	limit = cmp.Or(limit, maxReplay)
 	turn, cancel := ctx, func() {}
 	if gap {
 		turn, cancel = context.WithTimeout(ctx, limit)

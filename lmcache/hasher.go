@@ -1,6 +1,7 @@
 package lmcache
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -121,9 +122,7 @@ func New(c Config) (*Hasher, error) {
 	if c.Version >= numVersions {
 		return nil, fmt.Errorf("%w: %v", ErrVersion, c.Version)
 	}
-	if c.ChunkSize == 0 {
-		c.ChunkSize = blockkey.DefaultChunkSize
-	}
+	c.ChunkSize = cmp.Or(c.ChunkSize, blockkey.DefaultChunkSize)
 	if c.ChunkSize < 0 || c.ChunkSize > MaxChunkSize {
 		return nil, fmt.Errorf("%w: chunk size %d, want 1 to %d tokens", ErrConfig, c.ChunkSize, MaxChunkSize)
 	}

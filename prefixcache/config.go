@@ -1,6 +1,7 @@
 package prefixcache
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -54,12 +55,8 @@ type Config struct {
 
 // validate fills in the defaults and checks the limits.
 func (c *Config) validate() error {
-	if c.MaxBytes == 0 {
-		c.MaxBytes = defaultMaxBytes
-	}
-	if c.ChunkBytes == 0 {
-		c.ChunkBytes = defaultChunkBytes
-	}
+	c.MaxBytes = cmp.Or(c.MaxBytes, defaultMaxBytes)
+	c.ChunkBytes = cmp.Or(c.ChunkBytes, defaultChunkBytes)
 	if c.MaxBytes < minMaxBytes {
 		return fmt.Errorf("%w: MaxBytes is %d, at least %d is needed", ErrConfig, c.MaxBytes, minMaxBytes)
 	}

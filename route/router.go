@@ -124,9 +124,7 @@ func New(c Config) (*Router, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Seed == 0 {
-		c.Seed = rand.Uint64()
-	}
+	c.Seed = cmp.Or(c.Seed, rand.Uint64())
 	return &Router{c: c, rand: rand.New(rand.NewPCG(c.Seed, 0)), cold: map[store.RankRef]uint64{}, models: map[string]*modelState{}, demands: newDemands()}, nil
 }
 

@@ -2,6 +2,7 @@ package scorer
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -151,9 +152,7 @@ func (r *Request) validate(def Strategy) (*rule, error) {
 		return nil, fmt.Errorf("%w: media go with a chat only", ErrRequest)
 	}
 	st := r.Strategy
-	if st == "" {
-		st = def
-	}
+	st = cmp.Or(st, def)
 	how, err := ruleOf(st)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package scorer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,9 +84,7 @@ func (c *Config) validate() error {
 	if c.Index == nil {
 		return errors.New("scorer: Config.Index is required")
 	}
-	if c.Strategy == "" {
-		c.Strategy = LongestPrefix
-	}
+	c.Strategy = cmp.Or(c.Strategy, LongestPrefix)
 	if _, err := ParseStrategy(string(c.Strategy)); err != nil {
 		return err
 	}
@@ -96,15 +95,11 @@ func (c *Config) validate() error {
 	if err := c.Weights.validate(); err != nil {
 		return err
 	}
-	if c.BlockSize == 0 {
-		c.BlockSize = store.DefaultBlockSize
-	}
+	c.BlockSize = cmp.Or(c.BlockSize, store.DefaultBlockSize)
 	if c.BlockSize < 1 || c.BlockSize > store.MaxBlockSize {
 		return fmt.Errorf("scorer: Config.BlockSize is %d, it must be within 1 and %d", c.BlockSize, store.MaxBlockSize)
 	}
-	if c.Budget == 0 {
-		c.Budget = 50 * time.Millisecond
-	}
+	c.Budget = cmp.Or(c.Budget, 50*time.Millisecond)
 	if c.Budget < 0 && c.Budget != Unbounded {
 		return fmt.Errorf("scorer: Config.Budget is %v, it must be positive", c.Budget)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 
@@ -60,9 +61,7 @@ func (s *Server) standBeside(ctx context.Context, q *podRequest) error {
 			return refusal.Invalid("events", "the pod's model %s is read there: events of one endpoint are of one model", refusal.Clip(p.Model))
 		}
 	}
-	if q.Address == "" {
-		q.Address = q.Name
-	}
+	q.Address = cmp.Or(q.Address, q.Name)
 	q.Name = name
 	return nil
 }

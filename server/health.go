@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -82,17 +83,13 @@ func (c *counted) Header() http.Header { return c.w.Header() }
 
 // WriteHeader implements http.ResponseWriter.
 func (c *counted) WriteHeader(status int) {
-	if c.status == 0 {
-		c.status = status
-	}
+	c.status = cmp.Or(c.status, status)
 	c.w.WriteHeader(status)
 }
 
 // Write implements http.ResponseWriter.
 func (c *counted) Write(b []byte) (int, error) {
-	if c.status == 0 {
-		c.status = http.StatusOK
-	}
+	c.status = cmp.Or(c.status, http.StatusOK)
 	n, err := c.w.Write(b)
 	c.sent += n
 	return n, err

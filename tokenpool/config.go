@@ -1,6 +1,7 @@
 package tokenpool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -106,9 +107,7 @@ func (c *Config) validate() error {
 	}
 	defaults.Funcs(&c.Observer)
 	text := defaults.Within("MaxTextBytes", &c.MaxTextBytes, 1<<20, 1, MaxTextLimit) // before what follows from it
-	if c.Chat.Limits.OutputBytes == 0 {
-		c.Chat.Limits.OutputBytes = uint64(max(c.MaxTextBytes, 0))
-	}
+	c.Chat.Limits.OutputBytes = cmp.Or(c.Chat.Limits.OutputBytes, uint64(max(c.MaxTextBytes, 0)))
 	if c.Chat.Given == nil {
 		c.Chat.Given = chat.NewTemplates() // all models share it
 	}

@@ -136,8 +136,7 @@ func (d *Directory) failed(model, name string, err error) error {
 
 // withoutPath leaves out of an error what it says about the place of a file.
 func withoutPath(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("%s: %w", filepath.Base(pe.Path), pe.Err)
 	}
 	return err

@@ -91,8 +91,8 @@ func (d *download) fetch(ctx context.Context) (fileMeta, error) {
 		if errors.Is(err, ErrUnknownModel) || errors.Is(err, tokenfile.ErrBroken) {
 			return fileMeta{}, err
 		}
-		var again *temporary
-		if !errors.As(err, &again) || attempt >= d.attempts || ctx.Err() != nil {
+		again, ok := errors.AsType[*temporary](err)
+		if !ok || attempt >= d.attempts || ctx.Err() != nil {
 			return fileMeta{}, fmt.Errorf("%w: %s of %s from the hub, attempt %d: %w", tokenfile.ErrLoad, d.file, tokenfile.Quote(d.model), attempt, err)
 		}
 		select {
@@ -209,8 +209,7 @@ func (d *download) request(ctx context.Context, offset int64) (*http.Response, f
 	}
 	resp, err := d.hub.client.Do(req)
 	if err != nil {
-		var ue *url.Error
-		if errors.As(err, &ue) {
+		if ue, ok := errors.AsType[*url.Error](err); ok {
 			err = ue.Err // without the URL, which a redirect may have signed
 		}
 		return nil, fileMeta{}, err

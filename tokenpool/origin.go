@@ -113,8 +113,7 @@ type unknownEverywhere struct {
 
 func (u *unknownEverywhere) add(err error) {
 	reason := err.Error()
-	var e *unknownError
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*unknownError](err); ok {
 		reason = e.reason
 		u.slow = u.slow || e.slow
 	}

@@ -2,6 +2,7 @@ package record
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -168,9 +169,7 @@ func (c *Chainer) Keys(e *RouterEvent) ([]blockkey.Key, error) {
 			chain.Parent, chain.HasParent = parent.key, true
 		}
 		limit := c.Limit
-		if limit == 0 {
-			limit = 1 << 24
-		}
+		limit = cmp.Or(limit, 1<<24)
 		if len(c.known)+len(e.Hashes) > limit {
 			return nil, fmt.Errorf("%w: more than %d", ErrFull, limit)
 		}

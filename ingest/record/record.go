@@ -18,6 +18,7 @@ package record
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -68,12 +69,8 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.MaxBytes == 0 {
-		c.MaxBytes = 256 << 20
-	}
-	if c.MaxFiles == 0 {
-		c.MaxFiles = 8
-	}
+	c.MaxBytes = cmp.Or(c.MaxBytes, 256<<20)
+	c.MaxFiles = cmp.Or(c.MaxFiles, 8)
 	if c.Now == nil {
 		c.Now = time.Now
 	}

@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"cmp"
 	_ "embed"
 	"strconv"
 	"testing"
@@ -57,9 +58,7 @@ type Event map[string]any
 func Start(tb testing.TB, o Options) *Publisher {
 	tb.Helper()
 	engine := o.Release.Engine
-	if engine == "" {
-		engine = "plain"
-	}
+	engine = cmp.Or(engine, "plain")
 	args := []string{"--engine", engine, "--endpoint", o.Endpoint, "--rank", strconv.Itoa(o.Rank)}
 	if o.Release.Engine != "" {
 		args = append(args, "--module", module(tb, o.Release))

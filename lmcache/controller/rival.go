@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"slices"
@@ -165,9 +166,7 @@ func (c *Controller) settle(w *worker) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ip, w.peer, w.beats = w.at.ip, peer, false
-	if w.ip == "" {
-		w.ip = w.host
-	}
+	w.ip = cmp.Or(w.ip, w.host)
 }
 
 // leave forgets the connections of a process that deregisters while it shares the worker's

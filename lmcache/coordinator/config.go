@@ -103,9 +103,7 @@ func (c Config) withDefaults() (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = max(256<<20, 2*c.MaxBody)
-	}
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, max(256<<20, 2*c.MaxBody))
 	if c.MaxInFlight < c.MaxBody {
 		return c, fmt.Errorf("%w: MaxInFlight is %d, less than MaxBody, %d", ErrConfig, c.MaxInFlight, c.MaxBody)
 	}

@@ -171,8 +171,7 @@ func (c *Coordinator) read(w http.ResponseWriter, r *http.Request, decode func(g
 	if err != nil {
 		done()
 		status := http.StatusUnprocessableEntity
-		var f *fault
-		if errors.As(err, &f) {
+		if f, ok := errors.AsType[*fault](err); ok {
 			status = f.status
 		}
 		if status != http.StatusUnprocessableEntity {

@@ -28,8 +28,8 @@ func (f *fault) Error() string {
 
 // under says that a fault is in a part of something: name is the part's.
 func under(name string, err error) error {
-	var f *fault
-	if !errors.As(err, &f) {
+	f, ok := errors.AsType[*fault](err)
+	if !ok {
 		f = &fault{status: http.StatusUnprocessableEntity, why: "is refused: " + err.Error()}
 	}
 	sep := "."

@@ -1,6 +1,7 @@
 package entries
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -303,12 +304,8 @@ func (w *Writer) owner(wk *worker) string {
 func (w *Writer) naming(model string) (name, format string, form lmcache.Form) {
 	p := w.c.Profiles[model]
 	name, format, form = p.Model, p.Fmt, lmcache.FormHex
-	if name == "" {
-		name = model
-	}
-	if format == "" {
-		format = "vllm"
-	}
+	name = cmp.Or(name, model)
+	format = cmp.Or(format, "vllm")
 	if _, known := w.c.Profiles[model]; known && p.Version.Form() == lmcache.FormDecimal {
 		form = lmcache.FormDecimal
 	}

@@ -341,9 +341,7 @@ func (w *Writer) write(ctx context.Context, jobs []job) error {
 // endpoint is the host:port of a pod.
 func endpoint(p *store.Pod) string {
 	a := p.Address
-	if a == "" {
-		a = p.Name
-	}
+	a = cmp.Or(a, p.Name)
 	if _, rest, ok := strings.Cut(a, "://"); ok {
 		a, _, _ = strings.Cut(rest, "/")
 	}

@@ -151,12 +151,10 @@ func hosts(p *store.Pod, ip string) bool {
 	if ip == "" {
 		return false
 	}
-	for _, text := range []string{p.Address, p.Name} {
-		if bare := withoutPath(text); bare == ip || hostOf(bare) == ip {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{p.Address, p.Name}, func(text string) bool {
+		bare := withoutPath(text)
+		return bare == ip || hostOf(bare) == ip
+	})
 }
 
 // elsewhere reports whether the pod is known to be at another IP than this one.

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"math"
@@ -179,9 +180,7 @@ func (in *Input) CheckEngine(f scan.Form, kind string) error {
 		}
 		return nil
 	}
-	if in.LoRA == "" {
-		in.LoRA = in.LoRAPath
-	}
+	in.LoRA = cmp.Or(in.LoRA, in.LoRAPath)
 	if in.processed {
 		// An engine's name of a medium is then not that of the part alone.
 		for i := range in.Media {

@@ -141,9 +141,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Kind == SGLang && c.BatchTokens < c.BlockSize:
 		return c, fmt.Errorf("%w: BatchTokens is %d, less than a page of SGLang", ErrConfig, c.BatchTokens)
 	}
-	if c.HashSeed == "" {
-		c.HashSeed = blockkey.VLLMDefaultSeed
-	}
+	c.HashSeed = cmp.Or(c.HashSeed, blockkey.VLLMDefaultSeed)
 	if c.Kind == TRTLLM {
 		c.Reserve = true
 	}

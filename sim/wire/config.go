@@ -131,8 +131,6 @@ func rankEndpoint(endpoint string, rank int) (string, error) {
 	if err != nil || n < 1 || n+rank > 65535 {
 		return "", fmt.Errorf("endpoint %q: port %s has no place for rank %d", endpoint, port, rank)
 	}
-	if host == "" {
-		host = "*"
-	}
+	host = cmp.Or(host, "*")
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+rank)), nil
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -137,9 +138,7 @@ func (l *life) read(w http.ResponseWriter, r *http.Request, chat bool) (*job, er
 	if err != nil {
 		return nil, err
 	}
-	if j.model == "" {
-		j.model = c.Model
-	}
+	j.model = cmp.Or(j.model, c.Model)
 	if b.N != nil && *b.N != 1 {
 		return nil, bad("n", "n is %d: a simulated engine gives one answer", *b.N)
 	}

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -38,9 +39,7 @@ func v0(minor, patch int) release { return release(minor*1000 + patch) }
 
 // checkRelease returns the release of a kind, its newest for "".
 func checkRelease(k engine.Kind, version string) (string, release, error) {
-	if version == "" {
-		version = newest[k]
-	}
+	version = cmp.Or(version, newest[k])
 	r, err := parseRelease(version)
 	if err != nil {
 		return "", 0, err

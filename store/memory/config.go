@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -45,9 +46,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxHolders, 100_000)
 	def(&c.MaxModels, 10_000)
 	def(&c.MaxMapEntries, 4<<20)
-	if c.MaxBytes == 0 {
-		c.MaxBytes = 1 << 30
-	}
+	c.MaxBytes = cmp.Or(c.MaxBytes, 1<<30)
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,12 +51,8 @@ type Options struct {
 }
 
 func (o *Options) validate() error {
-	if o.PageBlocks == 0 {
-		o.PageBlocks = 16384
-	}
-	if o.Patience == 0 {
-		o.Patience = 10 * time.Second
-	}
+	o.PageBlocks = cmp.Or(o.PageBlocks, 16384)
+	o.Patience = cmp.Or(o.Patience, 10*time.Second)
 	switch {
 	case o.PageBlocks < 1 || o.PageBlocks > store.MaxPage:
 		return fmt.Errorf("%w: pages of %d blocks, they can have 1 to %d", store.ErrInvalid, o.PageBlocks, store.MaxPage)

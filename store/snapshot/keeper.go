@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,12 +124,7 @@ func (k *Keeper) Restore(ctx context.Context) error {
 var errOld = errors.New("snapshot: the file is too old")
 
 func refused(err error) bool {
-	for _, is := range []error{ErrCorrupt, ErrCut, ErrVersion, errOld, store.ErrModelConflict, store.ErrFull} {
-		if errors.Is(err, is) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{ErrCorrupt, ErrCut, ErrVersion, errOld, store.ErrModelConflict, store.ErrFull}, func(is error) bool { return errors.Is(err, is) })
 }
 
 func (k *Keeper) load(ctx context.Context) (Report, error) {

@@ -3,6 +3,7 @@ package storetest
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -51,7 +52,7 @@ var concurrencyCases = []testCase{
 						return
 					}
 					for i, at := range c.Answer {
-						if !has(at, on("stable", store.GPU)) {
+						if !slices.Contains(at, on("stable", store.GPU)) {
 							b.Errorf("block %d: stable is missing in %v", i, at)
 							return
 						}
@@ -187,15 +188,6 @@ var concurrencyCases = []testCase{
 		}
 		wg.Wait()
 	}},
-}
-
-func has(at []At, a At) bool {
-	for _, x := range at {
-		if x == a {
-			return true
-		}
-	}
-	return false
 }
 
 // only keeps the places of one pod.

@@ -13,6 +13,7 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -170,9 +171,7 @@ func (b *bench) clear(pod string, rank int, tier store.Tier) {
 
 func (b *bench) register(p store.Pod) (created bool) {
 	b.Helper()
-	if p.Model == "" {
-		p.Model = model
-	}
+	p.Model = cmp.Or(p.Model, model)
 	return must.Get(b.Index.Register(b.ctx, p))(b)
 }
 

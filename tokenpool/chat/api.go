@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/prompt"
 )
@@ -71,11 +72,11 @@ func hasInputSchema(tools json.RawMessage) bool {
 	return false
 }
 
+type blockMark struct{ kind, member string }
+
 // blockMarks are the blocks of a message that only Anthropic's API knows: by their type
 // alone, or with a member that only it gives them.
-var blockMarks = []struct {
-	kind, member string
-}{
+var blockMarks = []blockMark{
 	{`"tool_use"`, ""}, {`"tool_result"`, ""}, {`"redacted_thinking"`, ""}, {`"tool_addition"`, ""}, {`"tool_removal"`, ""},
 	{`"image"`, "source"}, {`"thinking"`, "signature"},
 }
@@ -87,12 +88,7 @@ func hasBlocks(messages json.RawMessage) bool {
 		return false
 	}
 	marked := func(raw json.RawMessage) bool {
-		for _, m := range blockMarks {
-			if bytes.Contains(raw, []byte(m.kind)) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(blockMarks, func(m blockMark) bool { return bytes.Contains(raw, []byte(m.kind)) })
 	}
 	if !marked(messages) {
 		return false

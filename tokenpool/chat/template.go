@@ -183,9 +183,7 @@ func (t *Template) Render(context string, limits Limits, now time.Time) (string,
 
 // bytesOf returns the bytes of s, and a pointer to something if there are none.
 func bytesOf(s string) *C.uint8_t {
-	if s == "" {
-		s = "\x00"
-	}
+	s = cmp.Or(s, "\x00")
 	return (*C.uint8_t)(unsafe.Pointer(unsafe.StringData(s)))
 }
 

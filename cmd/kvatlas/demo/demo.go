@@ -99,8 +99,7 @@ func Run(ctx context.Context, cfg Config) (files string, err error) {
 
 // explain adds what to do about the errors that a fresh checkout may meet.
 func explain(err error) error {
-	var e *client.Error
-	if errors.As(err, &e) && e.Code == "unknown_model" {
+	if e, ok := errors.AsType[*client.Error](err); ok && e.Code == "unknown_model" {
 		return fmt.Errorf("demo: there is no tokenizer for %s: run scripts/fetch-tokenizers.sh, which prepares .cache/tokenizers, or name another directory with --tokenizers: %w", Model, err)
 	}
 	return fmt.Errorf("demo: %w", err)

@@ -1,6 +1,7 @@
 package scrape
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,9 +131,7 @@ func pageOf(p *store.Pod) string {
 		return ""
 	}
 	text := p.Address
-	if text == "" {
-		text = p.Name
-	}
+	text = cmp.Or(text, p.Name)
 	if !strings.Contains(text, "://") {
 		text = "http://" + text
 	}

@@ -83,9 +83,7 @@ func takeAccess(ctx context.Context, node *redis.Client, x Index) (access, error
 	keys := []string{x.Prefix + "{.}" + "AAAAAAAA", x.Meta}
 	roles := [][]need{readerNeeds, writerNeeds, sweeperNeeds}
 	a := access{user: node.Options().Username}
-	if a.user == "" {
-		a.user = "default"
-	}
+	a.user = cmp.Or(a.user, "default")
 	var calls []any
 	for _, needs := range roles {
 		for _, d := range needs {
