@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 // tally is what became of requests. It is safe for concurrent use.
@@ -29,11 +31,7 @@ func (t *tally) count() int { return len(t.took) }
 
 // quantile is the time below which the part q of all requests were.
 func (t *tally) quantile(q float64) time.Duration {
-	if len(t.took) == 0 {
-		return 0
-	}
-	slices.Sort(t.took)
-	return t.took[min(int(q*float64(len(t.took))), len(t.took)-1)]
+	return traffic.Quantile(t.took, q)
 }
 
 // answers lists what came, and how often.

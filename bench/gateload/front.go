@@ -29,7 +29,7 @@ type front struct {
 	client    *http.Client
 	sent      int
 
-	alone, parts   times
+	alone, parts   []time.Duration
 	cpu, streamCPU time.Duration
 	peak           int64
 }
@@ -156,7 +156,7 @@ func (f *front) ask(ctx context.Context, body string) error {
 }
 
 // stream reads a stream and returns how long after the engine had sent it each part came.
-func (f *front) stream(ctx context.Context, body string, o *options) (late times, err error) {
+func (f *front) stream(ctx context.Context, body string, o *options) (late []time.Duration, err error) {
 	resp, err := f.post(ctx, body, o.pause)
 	if err != nil {
 		return nil, err

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench/internal/program"
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 func main() {
@@ -91,25 +92,14 @@ func printFronts(out io.Writer, fronts []*front, o *options) error {
 	for _, f := range fronts {
 		us := func(d time.Duration) string { return fmt.Sprintf("%.0f", float64(d.Nanoseconds())/1e3) }
 		if f.name == engineFront {
-			fmt.Fprintf(w, "%s\t%s\t%s\t\t\t\t\t\t%s\t%s\t\t\n", f.name, us(f.alone.at(50)), us(f.alone.at(99)), us(f.parts.at(50)), us(f.parts.at(99)))
+			fmt.Fprintf(w, "%s\t%s\t%s\t\t\t\t\t\t%s\t%s\t\t\n", f.name, us(traffic.Quantile(f.alone, 0.50)), us(traffic.Quantile(f.alone, 0.99)), us(traffic.Quantile(f.parts, 0.50)), us(traffic.Quantile(f.parts, 0.99)))
 			continue
 		}
 		each, stream := f.cpu/time.Duration(o.rounds*o.requests), f.streamCPU/time.Duration(o.rounds*o.streams)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.2f\t%.0f\t%s\t%.2f\t%s\t%s\t%d\t\n", f.name, us(f.alone.at(50)), us(f.alone.at(99)), us(each), float64(f.cpu)/float64(bare.cpu), 1/each.Seconds(),
-			us(stream), float64(f.streamCPU)/float64(bare.streamCPU), us(f.parts.at(50)), us(f.parts.at(99)), f.peak>>20)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.2f\t%.0f\t%s\t%.2f\t%s\t%s\t%d\t\n", f.name, us(traffic.Quantile(f.alone, 0.50)), us(traffic.Quantile(f.alone, 0.99)), us(each), float64(f.cpu)/float64(bare.cpu), 1/each.Seconds(),
+			us(stream), float64(f.streamCPU)/float64(bare.streamCPU), us(traffic.Quantile(f.parts, 0.50)), us(traffic.Quantile(f.parts, 0.99)), f.peak>>20)
 	}
 	return w.Flush()
-}
-
-// times are durations of which quantiles are asked.
-type times []time.Duration
-
-func (t times) at(percent int) time.Duration {
-	if len(t) == 0 {
-		return 0
-	}
-	slices.Sort(t)
-	return t[min(len(t)-1, len(t)*percent/100)]
 }
 
 // prompt is a body with token ids that begin like no other.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 // shapes of what a fleet holds of a prompt. In stairs each pod holds another part of its
@@ -60,7 +62,7 @@ func heldByFleet(model, shape string, pods int, tokens func(context.Context, *se
 			if shape == "stairs" {
 				n -= i * len(all) / pods
 			}
-			body := fmt.Appendf(nil, `{"op":"add","model":%q,"pod":"10.%d.%d.%d:8000","tokens_b64":%q}`, model, len(model), i/250, i%250, packed(all[:n]))
+			body := fmt.Appendf(nil, `{"op":"add","model":%q,"pod":"10.%d.%d.%d:8000","tokens_b64":%q}`, model, len(model), i/250, i%250, traffic.Packed(all[:n]))
 			if err := s.post(ctx, "/v1/blocks", body); err != nil {
 				return err
 			}
@@ -71,12 +73,12 @@ func heldByFleet(model, shape string, pods int, tokens func(context.Context, *se
 
 // tokenize asks a server for the tokens of a text, which it remembers from then on.
 func (s *server) tokenize(ctx context.Context, model, quoted string) ([]uint32, error) {
-	c, err := s.dial(ctx)
+	c, err := traffic.Dial(ctx, s.Address)
 	if err != nil {
 		return nil, err
 	}
-	defer c.close()
-	body, err := c.ask(request("/v1/tokenize", fmt.Appendf(nil, `{"model":%q,"prompt":%s}`, model, quoted), 0))
+	defer c.Close()
+	body, err := c.Ask(request("/v1/tokenize", fmt.Appendf(nil, `{"model":%q,"prompt":%s}`, model, quoted), 0))
 	if err != nil {
 		return nil, err
 	}

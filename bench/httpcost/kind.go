@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
@@ -57,18 +56,9 @@ func tokensOf(n int) []uint32 {
 	return out
 }
 
-// packed is the text of tokens_b64.
-func packed(tokens []uint32) string {
-	var raw []byte
-	for _, t := range tokens {
-		raw = binary.LittleEndian.AppendUint32(raw, t)
-	}
-	return base64.StdEncoding.EncodeToString(raw)
-}
-
 // held has all pods hold the tokens.
 func held(tokens []uint32) func(context.Context, *server) error {
-	text := packed(tokens)
+	text := traffic.Packed(tokens)
 	return func(ctx context.Context, s *server) error {
 		for i := range pods {
 			if err := s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.%d:8000","tokens_b64":%q}`, i, text)); err != nil {
@@ -81,8 +71,7 @@ func held(tokens []uint32) func(context.Context, *server) error {
 
 func tokensKind(name string, n, calls int) kind {
 	tokens := tokensOf(n)
-	list, _ := json.Marshal(tokens) // numbers cannot fail
-	return kind{name: name, path: "/v1/score", calls: calls, prepare: held(tokens), body: []byte(`{"model":"m","tokens":` + string(list) + `}`)}
+	return kind{name: name, path: "/v1/score", calls: calls, prepare: held(tokens), body: fmt.Appendf(nil, `{"model":"m","tokens":[%s]}`, traffic.List(tokens))}
 }
 
 func keysKind(name string, n, calls int) kind {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/bench"
 	"github.com/kvatlas/kvatlas/bench/internal/program"
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 func main() {
@@ -186,16 +187,10 @@ func (m *measured) sendRound(ctx context.Context, servers []*server, connections
 func (m *measured) print() {
 	fmt.Printf("| %s (%d bytes, answer %d) ", m.name, len(m.body), m.answer)
 	for i := range m.cpu {
-		fmt.Printf("| %s; %s ", us(median(m.cpu[i])), us(median(m.wall[i])))
+		fmt.Printf("| %s; %s ", us(traffic.Quantile(m.cpu[i], 0.5)), us(traffic.Quantile(m.wall[i], 0.5)))
 	}
 	fmt.Println("|")
 }
 
 // us is a time in microseconds.
 func us(d time.Duration) string { return fmt.Sprintf("%.1f us", float64(d)/1e3) }
-
-// median is that of times, which it sorts.
-func median(ds []time.Duration) time.Duration {
-	slices.Sort(ds)
-	return ds[len(ds)/2]
-}

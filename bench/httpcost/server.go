@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/internal/httploop"
 )
 
@@ -50,24 +50,24 @@ func startBare(ctx context.Context, kind string) (*server, error) {
 
 // post sends a request of which only the status counts.
 func (s *server) post(ctx context.Context, path string, body []byte) error {
-	c, err := s.dial(ctx)
+	c, err := traffic.Dial(ctx, s.Address)
 	if err != nil {
 		return err
 	}
-	defer c.close()
-	_, err = c.ask(request(path, body, 0))
+	defer c.Close()
+	_, err = c.Ask(request(path, body, 0))
 	return err
 }
 
 // warmUp sends n requests and returns how long an answer is.
 func (s *server) warmUp(ctx context.Context, k kind, n int) (answer int, err error) {
-	c, err := s.dial(ctx)
+	c, err := traffic.Dial(ctx, s.Address)
 	if err != nil {
 		return 0, err
 	}
-	defer c.close()
+	defer c.Close()
 	for range n {
-		body, err := c.ask(request(k.path, k.body, 0))
+		body, err := c.Ask(request(k.path, k.body, 0))
 		if err != nil {
 			return 0, err
 		}
@@ -80,14 +80,14 @@ func (s *server) warmUp(ctx context.Context, k kind, n int) (answer int, err err
 // the time by the clock of one. Argument answer is how long a bare server's answers are.
 func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (cpu, wall time.Duration, err error) {
 	text := request(k.path, k.body, answer)
-	conns := make([]*conn, 0, connections)
+	conns := make([]*traffic.Conn, 0, connections)
 	defer func() {
 		for _, c := range conns {
-			c.close()
+			c.Close()
 		}
 	}()
 	for range connections {
-		c, err := s.dial(ctx)
+		c, err := traffic.Dial(ctx, s.Address)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -104,7 +104,7 @@ func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (
 	for i, c := range conns {
 		all.Go(func() {
 			for range each {
-				if _, failed[i] = c.ask(text); failed[i] != nil {
+				if _, failed[i] = c.Ask(text); failed[i] != nil {
 					return
 				}
 			}
@@ -123,40 +123,6 @@ func (s *server) send(ctx context.Context, k kind, n, connections, answer int) (
 func request(path string, body []byte, answer int) []byte {
 	b := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: kvatlas\r\nUser-Agent: httpcost\r\nAccept-Encoding: gzip\r\nContent-Type: application/json\r\nX-Answer: %d\r\nContent-Length: %d\r\n\r\n", path, answer, len(body))
 	return append(b, body...)
-}
-
-// conn is a connection that is kept open.
-type conn struct {
-	net.Conn
-	r *bufio.Reader
-}
-
-func (s *server) dial(ctx context.Context) (*conn, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", s.Address)
-	if err != nil {
-		return nil, err
-	}
-	return &conn{c, bufio.NewReaderSize(c, 64<<10)}, nil
-}
-
-func (c *conn) close() { _ = c.Close() } // nothing is to be lost
-
-// ask sends a request and returns its answer.
-func (c *conn) ask(text []byte) ([]byte, error) {
-	if _, err := c.Write(text); err != nil {
-		return nil, err
-	}
-	resp, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return nil, err
-	}
-	body, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close() // all of it was read
-	if err == nil && resp.StatusCode/100 != 2 {
-		err = fmt.Errorf("%s: %.200s", resp.Status, body)
-	}
-	return body, err
 }
 
 // serveBare serves answers of X-Answer bytes, with the timeouts that kvatlas has.

@@ -1,14 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 // idMark is where a request has the name of what it books: as long as names are.
@@ -30,48 +26,17 @@ func newRequest(method, path, kind string, body []byte) request {
 	return request{before: text}
 }
 
-// conn is a connection on which one request follows the other. It is for one goroutine.
-type conn struct {
-	nc net.Conn
-	r  *bufio.Reader
-}
-
-func dial(ctx context.Context, address string) (*conn, error) {
-	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return nil, err
+// with returns the parts of a request that books under a name.
+func (r *request) with(id string) [][]byte {
+	if r.behind == nil {
+		return [][]byte{r.before}
 	}
-	return &conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10)}, nil
-}
-
-// ask sends a request with the name of a booking, and reads the answer to its end. An answer other
-// than 2xx is an error.
-func (c *conn) ask(r *request, id string) ([]byte, error) {
-	if err := c.nc.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		return nil, err
-	}
-	parts := net.Buffers{r.before}
-	if r.behind != nil {
-		parts = append(parts, []byte(id), r.behind)
-	}
-	if _, err := parts.WriteTo(c.nc); err != nil {
-		return nil, err
-	}
-	resp, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close() // it was read
-	if err == nil && resp.StatusCode/100 != 2 {
-		err = fmt.Errorf("%s: %.300s", resp.Status, answer)
-	}
-	return answer, err
+	return [][]byte{r.before, []byte(id), r.behind}
 }
 
 // closeAll closes connections on which nothing is under way.
-func closeAll(conns []*conn) {
+func closeAll(conns []*traffic.Conn) {
 	for _, c := range conns {
-		_ = c.nc.Close() // all answers have been read
+		c.Close()
 	}
 }

@@ -6,11 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
@@ -120,18 +119,6 @@ func localHashes(tokens []uint32, size int) (out []int64) {
 	return out
 }
 
-// jsonTokens are tokens as most clients write them.
-func jsonTokens(tokens []uint32) string {
-	var sb strings.Builder
-	for i, t := range tokens {
-		if i > 0 {
-			sb.WriteByte(',')
-		}
-		sb.WriteString(strconv.FormatUint(uint64(t), 10))
-	}
-	return sb.String()
-}
-
 // held is how many pods an answer names that hold so many tokens or more.
 func held(answer []byte, tokens int) (n int, err error) {
 	var a struct {
@@ -183,7 +170,7 @@ func (s *side) askHeld(ctx context.Context, model string, tokens []uint32) (int,
 	case dynamoSelection:
 		path, body = "/overlap_scores", `{"model_name":"`+model+`","token_ids":[`
 	}
-	answer, err := s.post(ctx, path, body+jsonTokens(tokens)+"]}")
+	answer, err := s.post(ctx, path, body+string(traffic.List(tokens))+"]}")
 	if err != nil {
 		return 0, err
 	}

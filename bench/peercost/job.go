@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -12,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 // job is one kind of call to one side.
@@ -61,7 +61,7 @@ func (j *job) sample(ctx context.Context, conns, n int) (c cost, err error) {
 			for i := k; i < n; i += conns {
 				id := nextID()
 				for _, r := range j.calls[i%len(j.calls)] {
-					if _, err := open[k].ask(&r, id); err != nil {
+					if _, err := open[k].Ask(r.with(id)...); err != nil {
 						return fmt.Errorf("%s, %s: %w", j.side.name, j.form, err)
 					}
 				}
@@ -80,7 +80,7 @@ func (j *job) sample(ctx context.Context, conns, n int) (c cost, err error) {
 	if j.after != nil {
 		for _, all := range booked {
 			for _, id := range all {
-				if _, err := open[0].ask(j.after, id); err != nil {
+				if _, err := open[0].Ask(j.after.with(id)...); err != nil {
 					return c, fmt.Errorf("%s, %s: ending %s: %w", j.side.name, j.form, id, err)
 				}
 			}
@@ -116,21 +116,14 @@ var forms = []struct {
 	body       func(head string, tokens []uint32) []byte
 }{
 	{"JSON", jsonKind, func(head string, tokens []uint32) []byte {
-		return fmt.Appendf(nil, `{%s,"tokens":[%s]}`, head, jsonTokens(tokens))
+		return fmt.Appendf(nil, `{%s,"tokens":[%s]}`, head, traffic.List(tokens))
 	}},
 	{"base64", jsonKind, func(head string, tokens []uint32) []byte {
-		return fmt.Appendf(nil, `{%s,"tokens_b64":"%s"}`, head, base64.StdEncoding.EncodeToString(words(tokens)))
+		return fmt.Appendf(nil, `{%s,"tokens_b64":"%s"}`, head, traffic.Packed(tokens))
 	}},
 	{"binary", binaryKind, func(head string, tokens []uint32) []byte {
-		return append([]byte("{"+head+"}\n"), words(tokens)...)
+		return append([]byte("{"+head+"}\n"), traffic.Words(tokens)...)
 	}},
-}
-
-func words(tokens []uint32) (out []byte) {
-	for _, t := range tokens {
-		out = binary.LittleEndian.AppendUint32(out, t)
-	}
-	return out
 }
 
 // each makes calls of one request for each prompt.
@@ -164,7 +157,7 @@ func works(s *sides, prompts map[int][][]uint32) []work {
 	post := func(path, kind string, body []byte) request { return newRequest(http.MethodPost, path, kind, body) }
 	dynamo := func(path, head string, prompts [][]uint32) [][]request {
 		return each(prompts, func(tokens []uint32) request {
-			return post(path, jsonKind, fmt.Appendf(nil, `{"model_name":"%s"%s,"token_ids":[%s]}`, model, head, jsonTokens(tokens)))
+			return post(path, jsonKind, fmt.Appendf(nil, `{"model_name":"%s"%s,"token_ids":[%s]}`, model, head, traffic.List(tokens)))
 		})
 	}
 	// ours are jobs of kvatlas for each form of the tokens.

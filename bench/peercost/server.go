@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
@@ -39,15 +40,15 @@ func startSide(ctx context.Context, name, program, probe string, args func(host,
 }
 
 // connect opens connections, on each of which the probe has been answered.
-func (s *side) connect(ctx context.Context, n int) (out []*conn, err error) {
+func (s *side) connect(ctx context.Context, n int) (out []*traffic.Conn, err error) {
 	for range n {
-		c, err := dial(ctx, s.Address)
+		c, err := traffic.Dial(ctx, s.Address)
 		if err != nil {
 			closeAll(out)
 			return nil, err
 		}
 		out = append(out, c)
-		if _, err := c.ask(&s.probe, ""); err != nil {
+		if _, err := c.Ask(s.probe.before); err != nil {
 			closeAll(out)
 			return nil, err
 		}
@@ -58,12 +59,12 @@ func (s *side) connect(ctx context.Context, n int) (out []*conn, err error) {
 // post posts JSON, in no measured call, and returns the answer.
 func (s *side) post(ctx context.Context, path, body string) ([]byte, error) {
 	r := newRequest(http.MethodPost, path, jsonKind, []byte(body))
-	c, err := dial(ctx, s.Address)
+	c, err := traffic.Dial(ctx, s.Address)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll([]*conn{c})
-	answer, err := c.ask(&r, "")
+	defer c.Close()
+	answer, err := c.Ask(r.before)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", s.name, path, err)
 	}

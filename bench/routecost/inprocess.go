@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -60,7 +61,7 @@ func inProcess(ctx context.Context, tokens int) error {
 		}
 		scores, queries = append(scores, t1.Sub(t0)), append(queries, t2.Sub(t1))
 	}
-	score, query := median(scores), median(queries)
+	score, query := traffic.Quantile(scores, 0.5), traffic.Quantile(queries, 0.5)
 	fmt.Printf("\nin process, %d tokens, 8 pods, p50: score %.2f us, query %.2f us, %.2f of it\n", tokens, float64(score)/1e3, float64(query)/1e3, over(query, score))
 	return nil
 }

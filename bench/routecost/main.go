@@ -17,7 +17,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -91,9 +90,3 @@ func run(ctx context.Context, args []string) (err error) {
 func us(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
 
 func over(a, b time.Duration) float64 { return float64(a) / float64(max(1, b)) }
-
-// median is that of times, which it sorts.
-func median(ds []time.Duration) time.Duration {
-	slices.Sort(ds)
-	return ds[len(ds)/2]
-}

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/internal/cputime"
 )
@@ -60,18 +59,15 @@ type times struct{ wall, cpu, redis map[string]time.Duration }
 // measure asks all kinds of calls about a prompt, in turn.
 func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times, error) {
 	ids := make([]uint32, tokens)
-	var packed []byte
 	for i := range ids {
 		ids[i] = uint32(tokens + i)
-		packed = binary.LittleEndian.AppendUint32(packed, ids[i])
 	}
-	prompt := func(n int) string { return base64.StdEncoding.EncodeToString(packed[:4*n]) }
-	err := s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, prompt(tokens/2)))
+	err := s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, traffic.Packed(ids[:tokens/2])))
 	if err != nil {
 		return nil, err
 	}
-	plain := fmt.Appendf(nil, `{"model":"m","tokens_b64":%q}`, prompt(tokens))
-	booked := fmt.Appendf(nil, `{"model":"m","reserve":true,"request_id":"r0000000000","tokens_b64":%q}`, prompt(tokens))
+	plain := fmt.Appendf(nil, `{"model":"m","tokens_b64":%q}`, traffic.Packed(ids))
+	booked := fmt.Appendf(nil, `{"model":"m","reserve":true,"request_id":"r0000000000","tokens_b64":%q}`, traffic.Packed(ids))
 	id := booked[bytes.Index(booked, []byte("r0"))+1:][:10] // is written over: a long body is not built for each call
 	names := make([]string, len(blockkey.AppendNative(nil, ids, 64, blockkey.NativeSeed("", ""))))
 	for i := range names {
@@ -142,7 +138,7 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 		}
 	}
 	for name, all := range wall {
-		out.wall[name] = median(all)
+		out.wall[name] = traffic.Quantile(all, 0.5)
 	}
 	return out, nil
 }

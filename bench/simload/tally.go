@@ -2,9 +2,9 @@ package main
 
 import (
 	"math/rand/v2"
-	"slices"
-	"strconv"
 	"time"
+
+	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
 // result is what became of a request.
@@ -43,26 +43,19 @@ func (t *tally) firstError() string {
 	return ": " + t.err.Error()
 }
 
-// quantile returns the q-th of times, 0 of none.
+// quantile returns the q-th of times, as it is printed.
 func quantile(times []time.Duration, q float64) time.Duration {
-	if len(times) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(times))
-	return sorted[int(q*float64(len(sorted)-1))].Round(100 * time.Microsecond)
+	return traffic.Quantile(times, q).Round(100 * time.Microsecond)
 }
 
 // tokenList is so many tokens by a seed, as JSON has them between brackets.
 func tokenList(seed uint64, n int) string {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	var b []byte
-	for i := range n {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendUint(b, uint64(rng.Uint32N(100_000)), 10)
+	tokens := make([]uint32, n)
+	for i := range tokens {
+		tokens[i] = rng.Uint32N(100_000)
 	}
-	return string(b)
+	return string(traffic.List(tokens))
 }
 
 // scanner counts the messages of server-sent events: each ends with an empty line.
