@@ -101,9 +101,10 @@ func (c *Chunker) touch(b *block) {
 	}
 }
 
-// runSlab is how many runs are allocated together, and arena how many tokens or ends of them.
+// runSlab is how many runs are allocated together, which with Go's header fill 4 KiB, and arena
+// how many tokens or ends of them.
 const (
-	runSlab = 16
+	runSlab = 18
 	arena   = 1024
 )
 

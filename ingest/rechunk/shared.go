@@ -32,8 +32,8 @@ type share struct {
 }
 
 const (
-	// shareSlab is how many shares are allocated together.
-	shareSlab = 32
+	// shareSlab is how many shares are allocated together, which with Go's header fill 2 KiB.
+	shareSlab = 31
 	// maxSpareShares is how many shares are kept to be used again at most.
 	maxSpareShares = 1024
 )
