@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -53,8 +54,12 @@ func (s *server) register(ctx context.Context) error {
 	return nil
 }
 
-// times are medians of calls, and what they took of two processors for each.
-type times struct{ wall, cpu, redis map[string]time.Duration }
+// times are medians of calls, and what they took of two processors for each. commands are the
+// commands that Redis ran for each, those of scripts included, and script is the time in scripts.
+type times struct {
+	wall, cpu, redis, script map[string]time.Duration
+	commands                 map[string]float64
+}
 
 // measure asks all kinds of calls about a prompt, in turn.
 func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times, error) {
@@ -105,7 +110,8 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 		{"whole", func() error { return errors.Join(book(), report(s.ids, "done"), report(s.ids, "end")) }, nil},
 		{"settled", func() error { return errors.Join(book(), settle(s.ids)) }, nil},
 	}
-	out := &times{map[string]time.Duration{}, map[string]time.Duration{}, map[string]time.Duration{}}
+	zero := func() map[string]time.Duration { return map[string]time.Duration{} }
+	out := &times{zero(), zero(), zero(), zero(), map[string]float64{}}
 	wall := map[string][]time.Duration{}
 	for round := range rounds + 1 { // the first one warms up
 		for _, k := range kinds {
@@ -132,8 +138,11 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 			}
 			if round > 0 {
 				wall[k.name] = append(wall[k.name], took...)
-				out.cpu[k.name] += (after[0] - before[0]) / time.Duration(calls*rounds)
-				out.redis[k.name] += (after[1] - before[1]) / time.Duration(calls*rounds)
+				each := time.Duration(calls * rounds)
+				out.cpu[k.name] += (after.server - before.server) / each
+				out.redis[k.name] += (after.redis - before.redis) / each
+				out.script[k.name] += (after.script - before.script) / each
+				out.commands[k.name] += float64(after.commands-before.commands) / float64(each)
 			}
 		}
 	}
@@ -143,12 +152,33 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 	return out, nil
 }
 
-// spent is what the server and Redis have taken of a processor until now.
-func (s *server) spent(ctx context.Context) (out [2]time.Duration, err error) {
-	if out[0], err = s.CPU(); err != nil {
+// spent is what the server and Redis have taken of a processor until now, and what Redis has done.
+type spent struct {
+	server, redis, script time.Duration
+	commands              int
+}
+
+// spent reads what was spent until now. A script is a command, and so is each call in it.
+func (s *server) spent(ctx context.Context) (out spent, err error) {
+	if out.server, err = s.CPU(); err != nil {
 		return out, err
 	}
-	info, err := s.redis.Info(ctx, "cpu").Result()
-	out[1] = cputime.Redis(info)
+	info, err := s.redis.Info(ctx, "cpu", "commandstats").Result()
+	out.redis = cputime.Redis(info)
+	for line := range strings.Lines(info) {
+		name, rest, _ := strings.Cut(line, ":")
+		name, ok := strings.CutPrefix(name, "cmdstat_")
+		if !ok || name == "info" {
+			continue
+		}
+		var calls, us int
+		if _, err := fmt.Sscanf(rest, "calls=%d,usec=%d", &calls, &us); err != nil {
+			return out, fmt.Errorf("INFO commandstats has %q: %w", line, err)
+		}
+		out.commands += calls
+		if name == "evalsha" {
+			out.script = time.Duration(us) * time.Microsecond
+		}
+	}
 	return out, err
 }
