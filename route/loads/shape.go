@@ -47,7 +47,8 @@ const (
 	minService = 0.01 // ms; below it a report says nothing
 	minSpeed   = 1e-6
 	maxSpeed   = 1e12
-	markGrowth = 4  // marks grow by a quarter
+	minMark    = 4  // blocks between marks at least: fewer are nearly nothing to share
+	markGrowth = 4  // their distance grows by a quarter of the blocks before them
 	maxMarks   = 96 // of a prompt
 )
 
@@ -76,11 +77,12 @@ func (l *Load) learn(units, ms, overhead float64, now int64) {
 	l.Samples++
 }
 
-// nextMark returns the block after which the next mark stands, counted from 1. Marks stand
-// close where prompts share most, at 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, ...: 38 of them in
-// 8,192 blocks. Their places depend on no prompt, so that a mark always stands for the
-// blocks since the one before it, and what is counted does not depend on which prompt came first.
-func nextMark(at int) int { return at + max(1, at/markGrowth) }
+// nextMark returns the block after which the next mark stands, counted from 1: at 4, 8, 12, 16,
+// 20, 25, 31, 38, ..., 32 of them in 8,192 blocks. What two prompts share is known to within four
+// blocks, of 64 tokens the least that is looked for, or to within a fifth of it. Their places depend
+// on no prompt, so that a mark always stands for the blocks since the one before it, and what is
+// counted does not depend on which prompt came first.
+func nextMark(at int) int { return at + max(minMark, at/markGrowth) }
 
 // Marks returns the block keys of the chain that running requests are counted by, and how
 // many blocks the marks stand for: all but a tail, which is never shared.

@@ -82,18 +82,18 @@ func twins(t *testing.T, open Open) {
 	equal(t, a, first.RankRef)
 	whole := load(t, s, a).Work
 	equal(t, 11574, whole)
-	// It waits for the first one's work, and does no more than the 19 tokens behind the last mark.
+	// It waits for the first one's work, and does no more than the 99 tokens behind the last mark.
 	second := book(t, s, ask("r2", one))
 	equal(t, a, second.RankRef, "the twin waits")
-	left := loads.Shape{Quadratic: 0.01}.Units(1027-63*blockSize, 63*blockSize)
+	left := loads.Shape{Quadratic: 0.01}.Units(1027-58*blockSize, 58*blockSize)
 	near(t, float64(whole)+3*float64(left), second.Costs[0], 1)
 	equal(t, whole+left, load(t, s, a).Work)
-	// A third of it is shared: it waits for as much as it would do elsewhere, and does the rest.
+	// Half of it is shared: it waits for as much as it would do elsewhere, and does the rest.
 	third := ask("r3", chain(1, 3, 32, 64))
 	third.Weights.Wait = 0.1
 	got := book(t, s, third)
 	equal(t, a, got.RankRef)
-	rest := loads.Shape{Quadratic: 0.01}.Units(1027-27*blockSize, 27*blockSize)
+	rest := loads.Shape{Quadratic: 0.01}.Units(1027-31*blockSize, 31*blockSize)
 	equal(t, whole+left+rest, load(t, s, a).Work)
 	equal(t, b, book(t, s, ask("r4", chain(9, 9, 0, 64))).RankRef, "nothing is shared")
 	equal(t, 0, book(t, s, func() *loads.Call { c := ask("r5", chain(1, 2, 32, 4)); c.Candidates = c.Candidates[1:]; return c }()).Rank, "too short to look")
@@ -101,7 +101,7 @@ func twins(t *testing.T, open Open) {
 	p, err := s.Loads(ctx, "m")
 	must(t, err)
 	l := p.Loads[a]
-	near(t, 1027+(1027-63*blockSize)+(1027-27*blockSize), l.Filled, 1)
+	near(t, 1027+(1027-58*blockSize)+(1027-31*blockSize), l.Filled, 1)
 	equal(t, int64(3*1027), l.Prefill, "what is not cached there is not cached there")
 	// Reports take off what was booked, and learn from it where the engine does not tell.
 	clock.Advance(time.Second)

@@ -26,7 +26,7 @@ func TestWrongArguments(t *testing.T) {
 	s := must.Get(New(Config{Client: client, Prefix: "kva", Now: func() time.Time { return clock }, Timeout: 10 * time.Second}))(t)
 	call := func(id string) *loads.PairCall {
 		c := &loads.PairCall{Options: []loads.Option{{Factor: 1}, {Prefill: 1, Factor: 1}}, Resorts: []loads.Option{{Factor: 1}}}
-		c.Call = loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 100, BlockSize: 16, Keys: []blockkey.Key{1, 2, 3}}
+		c.Call = loads.Call{Model: "m", ID: id, Lease: time.Minute, Tokens: 200, BlockSize: 16, Keys: []blockkey.Key{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}
 		for i, pod := range []string{"a", "b", "c"} {
 			list := &c.Candidates
 			if i > 0 {

@@ -38,7 +38,8 @@ func writeAll(t *testing.T, s *redistest.Server, clock *loadstest.Clock) {
 	n := must.Get(notesredis.New(c))(t)
 	ctx, at := t.Context(), store.RankRef{Pod: "10.0.0.1:8000", Rank: 3}
 	single := request("single", at.Pod)
-	single.Keys, single.Expected = []blockkey.Key{1 << 8, 2 << 8, 3 << 8}, 160
+	single.Keys, single.Expected = []blockkey.Key{1 << 8, 2 << 8, 3 << 8, 4 << 8, 5 << 8, 6 << 8, 7 << 8, 8 << 8}, 160
+	single.Tokens = 131
 	single.Candidates[0].RankRef, single.Candidates[0].Generation = at, 7
 	done := request("done", at.Pod)
 	done.Tokens, done.Candidates[0].Uncached, done.Candidates[0].Work, done.Candidates[0].RankRef = 1000, 1000, 1010, at

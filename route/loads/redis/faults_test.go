@@ -252,11 +252,11 @@ func TestEarlierForm(t *testing.T) {
 	s := must.Get(redis.New(redis.Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second}))(t)
 	call := &loads.Call{Model: "m", ID: "r", Lease: time.Minute, Tokens: 10, BlockSize: 16, Candidates: []loads.Candidate{{RankRef: store.RankRef{Pod: "a"}, Factor: 1}}}
 	must.Get(s.Book(t.Context(), call))(t)
-	ours := client.Keys(t.Context(), "kva{*}:t2:*").Val()
+	ours := client.Keys(t.Context(), "kva{*}:t3:*").Val()
 	if len(ours) != 1 {
 		t.Fatalf("leases are %q", ours)
 	}
-	theirs := strings.Replace(ours[0], ":t2:", ":t:", 1)
+	theirs := strings.Replace(ours[0], ":t3:", ":t:", 1)
 	audit := func(till time.Time, want error) {
 		t.Helper()
 		client.ZAdd(t.Context(), theirs, goredis.Z{Score: float64(till.UnixMicro()), Member: "their request"})

@@ -35,7 +35,7 @@ func TestPairDrift(t *testing.T) {
 	if err != nil || before.Loads[store.RankRef{Pod: "p"}].Requests != 2 || before.Loads[store.RankRef{Pod: "d"}].Requests != 3 {
 		t.Fatalf("%+v, %v", before.Loads, err)
 	}
-	key := client.Keys(ctx, "kva{*}:l2:*").Val()[0]
+	key := client.Keys(ctx, "kva{*}:l3:*").Val()[0]
 	for _, half := range []string{"0:p", "0:d"} {
 		row := []byte(client.HGet(ctx, key, half).Val())
 		binary.LittleEndian.PutUint64(row[6*8:], math.Float64bits(77)) // requests

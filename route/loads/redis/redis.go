@@ -5,18 +5,18 @@
 // falls in, so that a script sees all of them and models spread over a cluster. With {c} for
 // the partition's tag and h for the model's hash in 16 hex digits the keys are
 //
-//	kva{c}:l2:h   hash  rank:pod -> gen life booked work prefill blocks requests since speed samples learnt
+//	kva{c}:l3:h   hash  rank:pod -> gen life booked work prefill blocks requests since speed samples learnt
 //	                    filled filledAt,  @ -> the version of the settings
-//	kva{c}:r2:h   hash  id -> a reservation
-//	kva{c}:t2:h   zset  id, padded -> when its lease ends at the earliest, in microseconds of TIME
+//	kva{c}:r3:h   hash  id -> a reservation
+//	kva{c}:t3:h   zset  id, padded -> when its lease ends at the earliest, in microseconds of TIME
 //	kva{c}:x:h    hash  settings: what PutSettings has put, version: how often
 //	kva{c}:g:h    hash  rank:pod -> what its engine has told of its own load
 //	kva{c}:d:h    hash  pod -> when its engine is to be asked next, how often it did not answer
 //	kva{c}:o:h    hash  rank:pod -> when, generation, requests, tokens promised and given
 //	kva{c}:a:h:what  hash  until: when a process's claim to do something ends
-//	kva{c}:m2:h:rank:pod  hash  block key -> how many running requests have it
+//	kva{c}:m3:h:rank:pod  hash  block key -> how many running requests have it
 //
-// The 2 is the version of the form of loads and reservations: processes that know another one
+// The 3 is the version of the form of loads and reservations: processes that know another one
 // have loads of their own, and Audit tells of them.
 //
 // Loads and reservations are numbers of 8 bytes, little-endian doubles: lua/loads.lua says
@@ -93,10 +93,10 @@ var pad = strings.Repeat("\x00", 65)
 
 // form is the version of what lua/loads.lua says of loads and reservations. It is one more
 // whenever that changes; before the first, 2, there was none.
-const form = "2"
+const form = "3"
 
 // otherForms are those that processes of other versions may have: the earlier ones, and the next.
-var otherForms = []string{"", "3"}
+var otherForms = []string{"", "2", "4"}
 
 // Config says where loads are kept.
 type Config struct {

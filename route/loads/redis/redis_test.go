@@ -103,13 +103,13 @@ func TestServersClock(t *testing.T) {
 func TestLostKeys(t *testing.T) {
 	client := redistest.Start(t).Client()
 	ctx := context.Background()
-	for _, kind := range []string{"l2", "r2", "t2", "m2"} {
+	for _, kind := range []string{"l3", "r3", "t3", "m3"} {
 		t.Run(kind, func(t *testing.T) {
 			clock := loadstest.NewClock()
 			s := newStore(t, client, "lost"+kind, clock)
 			for i := range 20 {
 				c := request(fmt.Sprint(i), "a", "b")
-				c.Keys = []blockkey.Key{1, 2, 3, blockkey.Key(i) << 9}
+				c.Tokens, c.Keys = 131, []blockkey.Key{1, 2, 3, 4, 5, 6, 7, blockkey.Key(i+1) << 9} // one mark is shared, one is its own
 				c.Candidates[i%2].Base = -1
 				must.Get(s.Book(ctx, c))(t)
 			}
@@ -159,7 +159,7 @@ func TestDrift(t *testing.T) {
 		must.Get(s.Book(ctx, request(fmt.Sprint(i), "a")))(t)
 	}
 	before, _ := s.Loads(ctx, "m")
-	key := client.Keys(ctx, "kva{*}:l2:*").Val()[0]
+	key := client.Keys(ctx, "kva{*}:l3:*").Val()[0]
 	row := []byte(client.HGet(ctx, key, "0:a").Val())
 	binary.LittleEndian.PutUint64(row[5*8:], math.Float64bits(9999))
 	client.HSet(ctx, key, "0:a", row)

@@ -30,7 +30,7 @@ for _, v in ipairs(held) do
     requests, blocks = requests + 1, blocks + tail + (decodes and outblocks or 0)
     local at = 0
     for place = 129 + length + pairLength, #v, 8 do
-      local m, next = string.sub(v, place, place + 7), at + max(1, floor(at / 4))
+      local m, next = string.sub(v, place, place + 7), at + max(4, floor(at / 4))
       if not marks[m] then blocks = blocks + next - at end
       marks[m], at = (marks[m] or 0) + 1, next
     end

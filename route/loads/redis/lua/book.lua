@@ -76,9 +76,9 @@ for c = 1, n do
       haves[c] = have
     end
     if twin > 0 and uncached >= 256 and requests > 0 then -- shared and beside in shape.go
-      local j, at = 1, 1
+      local j, at = 1, 4
       while j <= m and at * size <= tokens - uncached do
-        j, at = j + 1, at + max(1, floor(at / 4))
+        j, at = j + 1, at + max(4, floor(at / 4))
       end
       -- Most often there is no twin: one mark tells.
       if j <= m and not counts and call('HGET', name, marks[j]) then
@@ -87,7 +87,7 @@ for c = 1, n do
       end
       local shared = 0
       while j <= m and have[j] do
-        shared, j, at = at, j + 1, at + max(1, floor(at / 4))
+        shared, j, at = at, j + 1, at + max(4, floor(at / 4))
       end
       shared = math.min(shared * size, tokens - 1)
       if shared > tokens - uncached then
@@ -100,7 +100,7 @@ for c = 1, n do
       blocks = blocks + tail
       local at = 0
       for j = 1, m do
-        local next = at + max(1, floor(at / 4))
+        local next = at + max(4, floor(at / 4))
         if not have[j] then blocks = blocks + next - at end
         at = next
       end
@@ -184,7 +184,7 @@ for part = 1, d == p and 1 or 2 do -- who does it or decodes, then who prefills 
     local have, set, at = {}, {}, 0
     if not fresh then have = haves[c] or call('HMGET', MARKS .. name, unpack(marks, 1, m)) end
     for j = 1, m do
-      local next, had = at + max(1, floor(at / 4)), tonumber(have[j] or 0) or 0
+      local next, had = at + max(4, floor(at / 4)), tonumber(have[j] or 0) or 0
       set[2 * j - 1] = marks[j]
       if had <= 0 then
         set[2 * j], b = '1', b + next - at

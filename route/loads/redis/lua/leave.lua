@@ -91,7 +91,7 @@ for i = 4, #ARGV do
           local have = call('HMGET', MARKS .. name, unpack(marks, 1, m))
           local set, gone, at = {}, {}, 0
           for j = 1, m do
-            local next, left = at + max(1, floor(at / 4)), (tonumber(have[j]) or 0) - 1
+            local next, left = at + max(4, floor(at / 4)), (tonumber(have[j]) or 0) - 1
             if left <= 0 then
               gone[#gone + 1], blocks = marks[j], blocks + next - at
             else
