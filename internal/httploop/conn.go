@@ -1,7 +1,6 @@
 package httploop
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -10,12 +9,9 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/kvatlas/kvatlas/internal/rawconn"
 )
@@ -42,9 +38,8 @@ type conn struct {
 
 	in   []byte // what was read and not used
 	buf  []byte // which in is a part of
-	head bytes.Reader
-	text *bufio.Reader // of head
 	out  []byte
+	last known // its last request
 
 	again   bool // it has had a request, and nothing has come of the next one
 	post    bool // its last request was a POST
@@ -61,7 +56,6 @@ type conn struct {
 func newConn(base context.Context, s *Server, nc net.Conn) *conn {
 	c := &conn{s: s, nc: rawconn.New(nc), base: context.WithValue(base, http.LocalAddrContextKey, nc.LocalAddr())}
 	c.buf = make([]byte, headBytes)
-	c.text = bufio.NewReaderSize(&c.head, headBytes)
 	c.enter(fresh)
 	return c
 }
@@ -261,48 +255,6 @@ func mayBePlain(in []byte) bool {
 		}
 		in = rest
 	}
-}
-
-// parse returns the request that the first n bytes are the head of; nil if it is not plain.
-func (c *conn) parse(n int) *http.Request {
-	c.head.Reset(c.in[:n])
-	c.text.Reset(&c.head)
-	r, err := http.ReadRequest(c.text)
-	if err != nil || c.text.Buffered() > 0 || c.head.Len() > 0 || !c.isPlain(r) {
-		return nil
-	}
-	r.RemoteAddr = c.nc.RemoteAddr().String()
-	return r
-}
-
-// isPlain reports whether a request is one to serve here. It is for one of the paths, and
-// has nothing in it that net/http treats in a way of its own.
-func (c *conn) isPlain(r *http.Request) bool {
-	if r.ProtoMajor != 1 || r.ProtoMinor != 1 || r.Close || len(r.TransferEncoding) > 0 || len(r.Trailer) > 0 || r.URL.Host != "" {
-		return false
-	}
-	if r.Host == "" || !httpguts.ValidHostHeader(r.Host) {
-		return false
-	}
-	for k, values := range r.Header {
-		switch k {
-		case "Expect", "Upgrade", "Te", "Transfer-Encoding", "Trailer":
-			return false
-		case "Connection":
-			if len(values) != 1 || !strings.EqualFold(values[0], "keep-alive") {
-				return false
-			}
-		}
-		if !httpguts.ValidHeaderFieldName(k) {
-			return false
-		}
-		for _, v := range values {
-			if !httpguts.ValidHeaderFieldValue(v) {
-				return false
-			}
-		}
-	}
-	return r.Method != http.MethodHead && c.s.plain(r.Method, r.URL.Path)
 }
 
 // handle has a request handled, and reports whether the connection can have another.

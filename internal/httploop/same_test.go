@@ -156,80 +156,90 @@ func request(what, body string, headers ...string) string {
 	return "POST /plain/" + what + " HTTP/1.1\r\nHost: x\r\n" + strings.Join(append(headers, fmt.Sprintf("Content-Length: %d", len(body))), "\r\n") + "\r\n\r\n" + body
 }
 
+// repeated is a request, the same again, and one of which only the end is another.
+func repeated(end, other string) string {
+	const begin = "POST /plain/echo HTTP/1.1\r\nHost: x\r\n"
+	return begin + end + begin + end + begin + other + bye
+}
+
 const bye = "GET /plain/echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 // streams are what clients may send on one connection.
 var streams = map[string]string{
-	"nothing":                "",
-	"one":                    request("echo", "hello"),
-	"three":                  request("echo", "a") + request("echo", "") + request("echo", strings.Repeat("b", 9000)) + bye,
-	"no body":                "GET /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"a query":                "GET /plain/echo?a=b&c HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"an escaped path":        "GET /plain/a%2Fecho HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"another path":           request("echo", "a") + "GET /other HTTP/1.1\r\nHost: x\r\n\r\n" + request("echo", "b") + bye,
-	"HEAD":                   "HEAD /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"keep-alive":             request("echo", "a", "Connection: Keep-Alive") + bye,
-	"chunked":                "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + bye,
-	"chunked, and a length":  "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + bye,
-	"chunked in two lines":   "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + bye,
-	"another encoding":       "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
-	"two lengths":            "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd" + bye,
-	"the same length twice":  "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc" + bye,
-	"a list of lengths":      "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3, 3\r\n\r\nabc" + bye,
-	"a signed length":        "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc" + bye,
-	"a negative length":      "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: -3\r\n\r\nabc" + bye,
-	"a length with space":    "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length:  3 \r\n\r\nabc" + bye,
-	"an empty length":        "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n" + bye,
-	"a huge length":          "POST /plain/refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
-	"expects 100":            request("echo", "abc", "Expect: 100-continue") + bye,
-	"expects more":           request("echo", "abc", "Expect: miracles") + bye,
-	"upgrade":                request("echo", "abc", "Connection: Upgrade", "Upgrade: h2c") + bye,
-	"HTTP/2":                 "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-	"HTTP/1.0":               "POST /plain/echo HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc",
-	"HTTP/1.0, keep-alive":   "POST /plain/echo HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc" + bye,
-	"no host":                "GET /plain/echo HTTP/1.1\r\n\r\n",
-	"two hosts":              "GET /plain/echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-	"an empty host":          "GET /plain/echo HTTP/1.1\r\nHost: \r\n\r\n" + bye,
-	"a broken host":          "GET /plain/echo HTTP/1.1\r\nHost: a b\r\n\r\n" + bye,
-	"absolute":               "GET http://y/plain/echo HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"all":                    "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"connect":                "CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
-	"bare line feeds":        "GET /plain/echo HTTP/1.1\nHost: x\n\n" + bye,
-	"a bare line feed":       "GET /plain/echo HTTP/1.1\r\nHost: x\n\r\nabc\r\n\r\n" + bye,
-	"an empty line first":    "\r\n" + request("echo", "a") + bye,
-	"a folded header":        "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n" + bye,
-	"a space before a colon": "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA : b\r\n\r\n" + bye,
-	"no colon":               "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA\r\n\r\n" + bye,
-	"a name that is none":    "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA(: b\r\n\r\n" + bye,
-	"a value with a zero":    "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n" + bye,
-	"a value of bytes":       "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\xff\r\n\r\n" + bye,
-	"line ends between":      request("echo", "a") + "\r\n" + request("echo", "b") + "\r\n\r\n" + request("echo", "c") + "\r" + request("echo", "d") + "\n\n\n\n" + bye,
-	"many line ends":         request("echo", "a") + "\r\n\r\n\r\n" + bye,
-	"line ends behind GET":   strings.TrimSuffix(bye, "Connection: close\r\n\r\n") + "\r\n\r\n" + bye,
-	"line ends at the end":   request("echo", "a") + "\r\n",
-	"two at the end":         request("echo", "a") + "\r\n\r\n",
-	"bytes at the end":       request("echo", "a") + "ab",
-	"a byte behind GET":      "GET /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n\r",
-	"a line end and a byte":  request("echo", "a") + "\r\na",
-	"pragma":                 "GET /plain/echo HTTP/1.1\r\nHost: x\r\nPragma: no-cache\r\n\r\n" + bye,
-	"a trailer":              "GET /plain/echo HTTP/1.1\r\nHost: x\r\nTrailer: A\r\n\r\n" + bye,
-	"many values":            "GET /plain/echo HTTP/1.1\r\nHost: x\r\na: 1\r\nA: 2\r\nB:\t3\t\r\n\r\n" + bye,
-	"a method that is none":  "G(T /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n",
-	"a long head":            "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: " + strings.Repeat("b", 5000) + "\r\n\r\n" + bye,
-	"a head that has no end": "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\r\n",
-	"a body that has no end": "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc",
-	"noise":                  "\x16\x03\x01\x02\x00\x01\x00",
-	"refused":                request("refuse", strings.Repeat("a", 100)) + bye,
-	"refused, 100 KB":        request("refuse", strings.Repeat("a", 100_000)) + bye,
-	"half read":              request("half", strings.Repeat("a", 100_000)) + bye,
-	"204":                    request("empty", "abc") + bye,
-	"nothing written":        request("none", "abc") + bye,
-	"an answer of 128 KB":    request("long", "abc") + bye,
-	"an answer cut short":    request("lie", "abc") + bye,
-	"an answer of too much":  request("more", "abc") + bye,
-	"a panic":                request("panic", "abc") + bye,
-	"an abort":               request("abort", "abc") + bye,
-	"a status of one's own":  request("odd", "abc") + bye,
+	"nothing":                         "",
+	"one":                             request("echo", "hello"),
+	"three":                           request("echo", "a") + request("echo", "") + request("echo", strings.Repeat("b", 9000)) + bye,
+	"no body":                         "GET /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"a query":                         "GET /plain/echo?a=b&c HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"an escaped path":                 "GET /plain/a%2Fecho HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"another path":                    request("echo", "a") + "GET /other HTTP/1.1\r\nHost: x\r\n\r\n" + request("echo", "b") + bye,
+	"HEAD":                            "HEAD /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"keep-alive":                      request("echo", "a", "Connection: Keep-Alive") + bye,
+	"chunked":                         "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + bye,
+	"chunked, and a length":           "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + bye,
+	"chunked in two lines":            "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + bye,
+	"another encoding":                "POST /plain/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+	"two lengths":                     "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd" + bye,
+	"the same length twice":           "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc" + bye,
+	"a list of lengths":               "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3, 3\r\n\r\nabc" + bye,
+	"a signed length":                 "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc" + bye,
+	"a negative length":               "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: -3\r\n\r\nabc" + bye,
+	"a length with space":             "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length:  3 \r\n\r\nabc" + bye,
+	"an empty length":                 "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n" + bye,
+	"a huge length":                   "POST /plain/refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+	"expects 100":                     request("echo", "abc", "Expect: 100-continue") + bye,
+	"expects more":                    request("echo", "abc", "Expect: miracles") + bye,
+	"upgrade":                         request("echo", "abc", "Connection: Upgrade", "Upgrade: h2c") + bye,
+	"HTTP/2":                          "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+	"HTTP/1.0":                        "POST /plain/echo HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc",
+	"HTTP/1.0, keep-alive":            "POST /plain/echo HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc" + bye,
+	"no host":                         "GET /plain/echo HTTP/1.1\r\n\r\n",
+	"two hosts":                       "GET /plain/echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+	"an empty host":                   "GET /plain/echo HTTP/1.1\r\nHost: \r\n\r\n" + bye,
+	"a broken host":                   "GET /plain/echo HTTP/1.1\r\nHost: a b\r\n\r\n" + bye,
+	"absolute":                        "GET http://y/plain/echo HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"all":                             "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"connect":                         "CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + bye,
+	"bare line feeds":                 "GET /plain/echo HTTP/1.1\nHost: x\n\n" + bye,
+	"a bare line feed":                "GET /plain/echo HTTP/1.1\r\nHost: x\n\r\nabc\r\n\r\n" + bye,
+	"an empty line first":             "\r\n" + request("echo", "a") + bye,
+	"a folded header":                 "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n" + bye,
+	"a space before a colon":          "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA : b\r\n\r\n" + bye,
+	"no colon":                        "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA\r\n\r\n" + bye,
+	"a name that is none":             "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA(: b\r\n\r\n" + bye,
+	"a value with a zero":             "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n" + bye,
+	"a value of bytes":                "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\xff\r\n\r\n" + bye,
+	"lengths that differ":             strings.Replace(request("echo", "abc")+request("echo", strings.Repeat("b", 2000))+request("echo", "")+request("echo", "ab", "A: b")+request("echo", "abc", "A: b"), "Content-Length", "content-length", 2) + bye,
+	"the same heads":                  strings.Repeat(request("echo", "abc", "A: b"), 3) + strings.Repeat("GET /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n", 3) + bye,
+	"two lengths, the first changes":  repeated("Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", "Content-Length: 4\r\nContent-Length: 3\r\n\r\nabcd"),
+	"two lengths, the second changes": repeated("Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", "Content-Length: 3\r\nContent-Length: 2\r\n\r\nab"),
+	"line ends between":               request("echo", "a") + "\r\n" + request("echo", "b") + "\r\n\r\n" + request("echo", "c") + "\r" + request("echo", "d") + "\n\n\n\n" + bye,
+	"many line ends":                  request("echo", "a") + "\r\n\r\n\r\n" + bye,
+	"line ends behind GET":            strings.TrimSuffix(bye, "Connection: close\r\n\r\n") + "\r\n\r\n" + bye,
+	"line ends at the end":            request("echo", "a") + "\r\n",
+	"two at the end":                  request("echo", "a") + "\r\n\r\n",
+	"bytes at the end":                request("echo", "a") + "ab",
+	"a byte behind GET":               "GET /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n\r",
+	"a line end and a byte":           request("echo", "a") + "\r\na",
+	"pragma":                          "GET /plain/echo HTTP/1.1\r\nHost: x\r\nPragma: no-cache\r\n\r\n" + bye,
+	"a trailer":                       "GET /plain/echo HTTP/1.1\r\nHost: x\r\nTrailer: A\r\n\r\n" + bye,
+	"many values":                     "GET /plain/echo HTTP/1.1\r\nHost: x\r\na: 1\r\nA: 2\r\nB:\t3\t\r\n\r\n" + bye,
+	"a method that is none":           "G(T /plain/echo HTTP/1.1\r\nHost: x\r\n\r\n",
+	"a long head":                     "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: " + strings.Repeat("b", 5000) + "\r\n\r\n" + bye,
+	"a head that has no end":          "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\r\n",
+	"a body that has no end":          "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc",
+	"noise":                           "\x16\x03\x01\x02\x00\x01\x00",
+	"refused":                         request("refuse", strings.Repeat("a", 100)) + bye,
+	"refused, 100 KB":                 request("refuse", strings.Repeat("a", 100_000)) + bye,
+	"half read":                       request("half", strings.Repeat("a", 100_000)) + bye,
+	"204":                             request("empty", "abc") + bye,
+	"nothing written":                 request("none", "abc") + bye,
+	"an answer of 128 KB":             request("long", "abc") + bye,
+	"an answer cut short":             request("lie", "abc") + bye,
+	"an answer of too much":           request("more", "abc") + bye,
+	"a panic":                         request("panic", "abc") + bye,
+	"an abort":                        request("abort", "abc") + bye,
+	"a status of one's own":           request("odd", "abc") + bye,
 }
 
 func TestSameAsNetHTTP(t *testing.T) {
@@ -314,6 +324,35 @@ func TestRandomSame(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		w.compare(ctx, t, parts...)
+	})
+}
+
+// TestRepeatedHeads sends heads that differ in their lengths, or in nothing.
+func TestRepeatedHeads(t *testing.T) {
+	w := startTwins(t)
+	heads := []string{
+		"Host: x\r\nContent-Length: %s\r\n",
+		"Host: x\r\ncontent-length:%s\r\nA: 3\r\n",
+		"A: 3\r\nContent-Length:\t%s \r\nHost: x\r\n",
+		"Host: x\r\nContent-Length: %s\r\nContent-Length: 3\r\n",
+		"Host: x\r\nContent-Length: 3\r\nContent-Length: %s\r\n",
+		"Host: x\r\nContent-Length: %s, 3\r\n",
+		"Host: x\r\nA: b\r\n Content-Length: %s\r\nContent-Length: 3\r\n",
+		"Host: x\nContent-Length: %s\n",
+		"Host: %s\r\nContent-Length: 3\r\n",
+		"Host: x\r\nA: %s\r\n",
+		"Host: x\r\nContent-Length: %s\r\nTransfer-Encoding: chunked\r\n",
+	}
+	lengths := []string{"0", "2", "3", "3", "03", "10", "+3", "-3", "", "3 ", " 3", "3,3", "3\r\nContent-Length: 3", "3\r\nContent-Length: 4", "000000000000000003", "0000000000000000003", "99999999999999999999"}
+	rapid.Check(t, func(t *rapid.T) {
+		head := rapid.SampledFrom(heads).Draw(t, "head")
+		var b strings.Builder
+		for _, length := range rapid.SliceOfN(rapid.SampledFrom(lengths), 2, 5).Draw(t, "lengths") {
+			fmt.Fprintf(&b, "POST /plain/echo HTTP/1.1\r\n"+head+"\r\nabc", length)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		w.compare(ctx, t, []byte(b.String()))
 	})
 }
 
