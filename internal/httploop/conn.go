@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"runtime/debug"
@@ -262,6 +263,9 @@ func (c *conn) handle(r *http.Request) (keep bool) {
 	ctx, cancel := context.WithCancel(c.base)
 	defer cancel()
 	r = r.WithContext(ctx)
+	// The handler may change what it gets: the next request may be known by this one's head.
+	url := *r.URL
+	r.URL, r.Header = &url, maps.Clone(r.Header)
 	b := body{c: c, left: r.ContentLength}
 	r.Body = &b
 	if b.left == 0 {

@@ -166,6 +166,27 @@ func TestContext(t *testing.T) {
 	}
 }
 
+// TestHandlerChanges: what a handler does to a request is not seen by the next one, whose head
+// is the same but for its length.
+func TestHandlerChanges(t *testing.T) {
+	_, addr := startLoop(t, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text(w, fmt.Sprintln(r.Method, r.Host, r.URL, r.Header, r.ContentLength))
+		r.Method, r.Host, r.URL.Path, r.URL.RawQuery, r.ContentLength = "PUT", "y", "/other", "", -1
+		r.Header.Del("A")
+		r.Header.Set("B", "z")
+		r.Header.Add("C", "z")
+		r.Header.Set("Content-Length", "z")
+	})})
+	c := dial(t, addr)
+	for _, body := range []string{"abc", "def", "", "a", "0123456789", "abc"} {
+		c.send(request("change?d=e", body, "A: 1", "B: 2", "B: 3"))
+		want := fmt.Sprintf("POST x /plain/change?d=e map[A:[1] B:[2 3] Content-Length:[%d]] %d\n", len(body), len(body))
+		if _, got, ends := c.receive(); got != want || ends {
+			t.Fatalf("%s, ends %t; want %s", got, ends, want)
+		}
+	}
+}
+
 // TestTimeouts: each thing that a client can be slow with has its end.
 func TestTimeouts(t *testing.T) {
 	const limit = 300 * time.Millisecond
