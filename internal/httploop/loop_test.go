@@ -25,7 +25,22 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
+
+// patient runs the tests and gives goroutines longer to end than goleak does: those that let a
+// client read its last answer take half a second from then on, here as in net/http.
+type patient struct{ *testing.M }
+
+// Run implements goleak.TestingM.
+func (p patient) Run() int {
+	code := p.M.Run()
+	for range 5 {
+		if goleak.Find() == nil {
+			break
+		}
+	}
+	return code
+}
 
 var silent = log.New(io.Discard, "", 0)
 

@@ -228,6 +228,7 @@ var streams = map[string]string{
 	"a long head":                     "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: " + strings.Repeat("b", 5000) + "\r\n\r\n" + bye,
 	"a head that has no end":          "GET /plain/echo HTTP/1.1\r\nHost: x\r\nA: b\r\n",
 	"a body that has no end":          "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc",
+	"a long one that has none":        "POST /plain/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc",
 	"noise":                           "\x16\x03\x01\x02\x00\x01\x00",
 	"refused":                         request("refuse", strings.Repeat("a", 100)) + bye,
 	"refused, 100 KB":                 request("refuse", strings.Repeat("a", 100_000)) + bye,

@@ -175,10 +175,10 @@ func (w *writer) makeHead(p []byte) {
 // nothing before they have sent all.
 func (w *writer) readRest() bool {
 	switch left := w.body.left; {
-	case left <= 0, errors.Is(w.body.err, io.ErrUnexpectedEOF): // then the next head has its end, too
-		return true
 	case left >= restBytes:
 		return false
+	case left <= 0, errors.Is(w.body.err, io.ErrUnexpectedEOF): // then the next head has its end, too
+		return true
 	default:
 		_, err := io.Copy(io.Discard, w.body)
 		return err == nil
