@@ -44,7 +44,7 @@ func (s *Scanner) SkipQuoted(b []byte) { s.pos += len(b) + 2 }
 // escaped reads on a string whose first escape (or fault) is at s.pos.
 func (s *Scanner) escaped(start int, ascii bool) (_ []byte, err error) {
 	// A text without its escapes is shorter: there is room for all that can follow.
-	out := slices.Grow(s.plain[:0], len(s.data)-start+copied)
+	out := slices.Grow(s.plain[:0], len(s.data)-start+block)
 	out = append(out, s.data[start:s.pos]...)
 	defer func() { s.plain = out }()
 	out, plain, err := s.copyBlocks(out)
@@ -97,20 +97,21 @@ func (s *Scanner) escape(out []byte) ([]byte, error) {
 }
 
 const (
-	// block is how many bytes copyBlocks searches at once.
+	// block is how many bytes copyBlocks searches at once, and the most that it copies at once.
 	block = 64
-	// copied is how many bytes it copies at once: what stands between escapes is mostly shorter.
+	// copied is how many bytes it copies first: what stands between escapes is mostly shorter.
 	copied = 16
 )
 
-// copyBlocks appends a string from s.pos on to out, which has room for all of it and what is
-// copied at once. It stops at what is no part of the string, or near the end of the data.
-// Where stops are is found for a whole block, so that none waits for the one before.
+// copyBlocks appends a string from s.pos on to out, which has room for all of it and a block.
+// It stops at what is no part of the string, or near the end of the data. Where stops are is
+// found for a whole block, so that none waits for the one before. Copies have one of two
+// lengths, whatever they are for: what is too much is overwritten by the next one.
 func (s *Scanner) copyBlocks(out []byte) (_ []byte, ascii bool, err error) {
 	data, room := s.data, out[:cap(out)]
 	i, n := s.pos, len(out)
 	var high uint64
-	for from := i; len(data)-from >= block+copied; from += block {
+	for from := i; len(data)-from >= 2*block; from += block {
 		stops, others := stopsOf((*[block]byte)(data[from:]))
 		high |= others
 		stops &^= 1<<uint(i-from) - 1 // of an escape that began in the block before
@@ -119,7 +120,7 @@ func (s *Scanner) copyBlocks(out []byte) (_ []byte, ascii bool, err error) {
 			at := from + bit
 			*(*[copied]byte)(room[n:]) = *(*[copied]byte)(data[i:])
 			if at-i > copied {
-				copy(room[n:], data[i:at])
+				*(*[block]byte)(room[n:]) = *(*[block]byte)(data[i:])
 			}
 			n += at - i
 			if data[at] != '\\' {
@@ -141,8 +142,8 @@ func (s *Scanner) copyBlocks(out []byte) (_ []byte, ascii bool, err error) {
 			stops &^= 1<<uint(i-from) - 1
 		}
 		if end := from + block; i < end {
-			n += copy(room[n:], data[i:end])
-			i = end
+			*(*[block]byte)(room[n:]) = *(*[block]byte)(data[i:])
+			i, n = end, n+end-i
 		}
 	}
 	s.pos = i

@@ -103,11 +103,17 @@ func TestReleaseLongPath(t *testing.T) {
 }
 
 // BenchmarkEscapedText reads texts of 1 MB with a scanner that is used again: lines of code, of
-// which every sixth byte is an escape, and Chinese as Python writes it.
+// which every sixth byte is an escape, lines of prose, and Chinese as Python writes it.
 func BenchmarkEscapedText(b *testing.B) {
 	line := "\tif err := open(\"file\", \"r\"); err != nil {\n\t\treturn \"\", err\n\t}\n"
 	code := must.Get(json.Marshal(strings.Repeat(line, 1<<20/len(line))))(b)
-	for name, body := range map[string][]byte{"code": code, "unicode": []byte(`"` + strings.Repeat(`\u4f60\u597d`, 1<<20/12) + `"`)} {
+	var lines []byte
+	for rng := rand.New(rand.NewPCG(1, 2)); len(lines) < 1<<20; {
+		lines = append(lines, "the quick brown fox jumps over a lazy dog while others compute what is known"[:20+rng.IntN(56)]...)
+		lines = append(lines, '\n')
+	}
+	prose := must.Get(json.Marshal(string(lines)))(b)
+	for name, body := range map[string][]byte{"code": code, "prose": prose, "unicode": []byte(`"` + strings.Repeat(`\u4f60\u597d`, 1<<20/12) + `"`)} {
 		b.Run(name, func(b *testing.B) {
 			var s Scanner
 			b.SetBytes(int64(len(body)))
