@@ -1,5 +1,5 @@
-// Package rawconn reads and writes TCP connections by system calls of which the runtime does
-// not know.
+// Package rawconn reads and writes connections, of TCP and of Unix sockets, by system calls of
+// which the runtime does not know.
 //
 // Before each call that may block, the runtime wakes its monitor, a thread that looks every 20
 // microseconds whether one does. Where a process waits between short requests, the monitor

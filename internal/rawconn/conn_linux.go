@@ -13,12 +13,19 @@ import (
 // waiting that does not know of it.
 const mostAtOnce = 64 << 10
 
-// conn is a TCP connection whose Read and Write are raw. As of a net.TCPConn, its methods are
-// safe for concurrent use.
+// conn is a connection whose Read and Write are raw. As of a net.Conn, its methods are safe for
+// concurrent use.
 type conn struct {
-	*net.TCPConn
+	stream
 	raw     syscall.RawConn
 	in, out call
+}
+
+// stream is what connections of TCP and Unix sockets are.
+type stream interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
 }
 
 // call is one direction: what is asked for and what came of it.
@@ -31,17 +38,22 @@ type call struct {
 	step func(fd uintptr) (done bool) // try, bound once
 }
 
-// New returns c with raw calls if it is a TCP connection, else c.
+// New returns c with raw calls if it is a connection of TCP or a Unix socket, else c.
 func New(c net.Conn) net.Conn {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
+	var s stream
+	switch c := c.(type) {
+	case *net.TCPConn:
+		s = c
+	case *net.UnixConn:
+		s = c
+	default:
 		return c
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := s.SyscallConn()
 	if err != nil {
 		return c
 	}
-	r := &conn{TCPConn: tcp, raw: raw}
+	r := &conn{stream: s, raw: raw}
 	r.in.trap, r.out.trap = syscall.SYS_READ, syscall.SYS_WRITE
 	r.in.step, r.out.step = r.in.try, r.out.try
 	return r
@@ -50,7 +62,7 @@ func New(c net.Conn) net.Conn {
 // Unwrap returns the connection that New got.
 func Unwrap(c net.Conn) net.Conn {
 	if r, ok := c.(*conn); ok {
-		return r.TCPConn
+		return r.stream
 	}
 	return c
 }
@@ -117,7 +129,7 @@ func (c *conn) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// failed is an error as a net.TCPConn has it.
+// failed is an error as package net has it.
 func (c *conn) failed(op string, err error) error {
 	if e, ok := err.(*net.OpError); ok { //nolint:errorlint // it is net's own
 		err = e.Err
@@ -125,5 +137,13 @@ func (c *conn) failed(op string, err error) error {
 	if e, ok := err.(syscall.Errno); ok { //nolint:errorlint // it is the call's own
 		err = os.NewSyscallError(op, e)
 	}
-	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+	return &net.OpError{Op: op, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+}
+
+// IsQuiet reports whether a socket has nothing to read, neither bytes nor their end. Elsewhere
+// than on Linux it says no.
+func IsQuiet(fd uintptr) bool {
+	var b [1]byte
+	_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), uintptr(len(b)), syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	return err == syscall.EAGAIN
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"syscall"
 	"testing"
@@ -16,13 +17,24 @@ import (
 	"github.com/kvatlas/kvatlas/internal/rawconn"
 )
 
-// pair returns both ends of a TCP connection, the first one with raw calls.
-func pair(t *testing.T) (raw, peer net.Conn) {
+// both runs a test with a connection of each kind.
+func both(t *testing.T, test func(t *testing.T, network string)) {
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) { test(t, network) })
+	}
+}
+
+// pair returns both ends of a connection, the first one with raw calls.
+func pair(t *testing.T, network string) (raw, peer net.Conn) {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	at := "127.0.0.1:0"
+	if network == "unix" {
+		at = filepath.Join(t.TempDir(), "s")
+	}
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), network, at)
 	must.OK(t, err)
 	defer func() { _ = l.Close() }()
-	c := must.Get((&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String()))(t)
+	c := must.Get((&net.Dialer{}).DialContext(t.Context(), network, l.Addr().String()))(t)
 	if peer, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +53,10 @@ func pair(t *testing.T) (raw, peer net.Conn) {
 }
 
 // TestBytes: what is written arrives, in both directions at once and in pieces of any length.
-func TestBytes(t *testing.T) {
-	raw, peer := pair(t)
+func TestBytes(t *testing.T) { both(t, testBytes) }
+
+func testBytes(t *testing.T, network string) {
+	raw, peer := pair(t, network)
 	sent := make([]byte, 5<<20)
 	for i := range sent {
 		sent[i] = byte(i * 7 >> 3)
@@ -95,14 +109,16 @@ func TestBytes(t *testing.T) {
 
 // TestWaits: deadlines and Close end a wait as they do on other connections, and a deadline
 // that is over does no harm once another one is set.
-func TestWaits(t *testing.T) {
-	raw, peer := pair(t)
+func TestWaits(t *testing.T) { both(t, testWaits) }
+
+func testWaits(t *testing.T, network string) {
+	raw, peer := pair(t, network)
 	buf := make([]byte, 1<<20)
 	check := func(what string, err, want error) {
 		t.Helper()
 		var e *net.OpError
-		if !errors.Is(err, want) || !errors.As(err, &e) {
-			t.Errorf("%s: got %v, want %v in a net.OpError", what, err, want)
+		if !errors.Is(err, want) || !errors.As(err, &e) || e.Net != network {
+			t.Errorf("%s: got %v, want %v in a net.OpError of %s", what, err, want, network)
 		}
 	}
 	set := func(err error) {
@@ -135,7 +151,7 @@ func TestWaits(t *testing.T) {
 
 // TestPeerGone: errors of the calls are those that other connections have.
 func TestPeerGone(t *testing.T) {
-	raw, peer := pair(t)
+	raw, peer := pair(t, "tcp")
 	must.OK(t, peer.(*net.TCPConn).SetLinger(0))
 	_ = peer.Close()
 	if _, err := raw.Read(make([]byte, 8)); !errors.Is(err, syscall.ECONNRESET) {
@@ -153,7 +169,7 @@ func TestPeerGone(t *testing.T) {
 	}
 }
 
-// TestOthers: what is no TCP connection stays as it is.
+// TestOthers: other connections stay as they are.
 func TestOthers(t *testing.T) {
 	a, b := net.Pipe()
 	defer func() { _, _ = a.Close(), b.Close() }()

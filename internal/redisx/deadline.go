@@ -7,6 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/rawconn"
 )
 
 // lazyConn is a connection whose deadlines seldom reach the network poller. The client sets
@@ -18,6 +20,9 @@ import (
 // ends a wait too early, the poller gets the deadline that counts and the wait goes on. A deadline
 // sooner than the poller's reaches it at once. Thus deadlines come neither early nor late, for
 // waits that are on already too, as [net.Conn] promises. It is safe for concurrent use.
+//
+// Nor does a command wake the runtime's monitor: reads, writes and the look before a command are
+// raw calls (package rawconn). One of them that is not would wake it for all.
 type lazyConn struct {
 	kernelConn
 	raw           syscall.RawConn
@@ -30,8 +35,9 @@ type kernelConn interface {
 	syscall.Conn
 }
 
-// newLazyConn wraps a connection that was just made.
-func newLazyConn(c kernelConn) (*lazyConn, error) {
+// newLazyConn wraps a connection that was just made, of TCP or a Unix socket.
+func newLazyConn(made net.Conn) (*lazyConn, error) {
+	c := rawconn.New(made).(kernelConn) //nolint:forcetypeassert // both kinds are, with raw calls and without
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -70,8 +76,9 @@ func (c *lazyConn) Write(b []byte) (n int, err error) {
 	}
 }
 
-// SyscallConn implements syscall.Conn: the client looks by it whether the server has closed an
-// idle connection, for which the poller's deadline may have passed.
+// SyscallConn implements syscall.Conn: the client looks by it before each command whether the
+// server has closed the connection or sent something, while it was idle. The poller's deadline
+// may have passed by then.
 func (c *lazyConn) SyscallConn() (syscall.RawConn, error) { return (*lazyRaw)(c), nil }
 
 // lazyRaw is the raw connection of a lazyConn.
@@ -80,10 +87,12 @@ type lazyRaw lazyConn
 // Control implements syscall.RawConn.
 func (c *lazyRaw) Control(f func(fd uintptr)) error { return c.raw.Control(f) }
 
-// Read implements syscall.RawConn.
+// Read implements syscall.RawConn for a look, which does not wait: f is called where something
+// has come.
 func (c *lazyRaw) Read(f func(fd uintptr) (done bool)) error {
+	look := func(fd uintptr) bool { return rawconn.IsQuiet(fd) || f(fd) }
 	for {
-		if err := c.raw.Read(f); err == nil || !c.reads.goesOn(err) {
+		if err := c.raw.Read(look); err == nil || !c.reads.goesOn(err) {
 			return err
 		}
 	}

@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -70,7 +72,7 @@ func lazyPair(t *testing.T) (lazy *lazyConn, peer net.Conn, rearmed chan struct{
 	if peer, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
-	if lazy, err = newLazyConn(c.(kernelConn)); err != nil {
+	if lazy, err = newLazyConn(c); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = lazy.Close(), peer.Close() })
@@ -154,9 +156,19 @@ func TestLazyWrites(t *testing.T) {
 }
 
 // TestLazyLook: a connection that has been idle for longer than the poller's deadline can be
-// looked at.
+// looked at. On Linux that is no call of its own where nothing has come.
 func TestLazyLook(t *testing.T) {
-	c, _, _ := lazyPair(t)
+	c, peer, _ := lazyPair(t)
+	must.OK(t, c.SetDeadline(time.Now().Add(-time.Second)), c.SetDeadline(time.Time{}))
+	quiet := must.Get(c.SyscallConn())(t)
+	must.OK(t, quiet.Read(func(uintptr) bool {
+		if runtime.GOOS == "linux" {
+			t.Error("looked at a connection on which nothing has come")
+		}
+		return true
+	}))
+	must.Get(peer.Write([]byte("x")))(t)
+	comes(t, c)
 	must.OK(t, c.SetDeadline(time.Now().Add(-time.Second)), c.SetDeadline(time.Time{}))
 	raw := must.Get(c.SyscallConn())(t)
 	looks := 0
@@ -169,4 +181,20 @@ func TestLazyLook(t *testing.T) {
 	if err := errors.Join(raw.Read(look), raw.Write(look)); !errors.Is(err, os.ErrDeadlineExceeded) || looks != 3 {
 		t.Errorf("got %v after %d looks, want %v", err, looks, os.ErrDeadlineExceeded)
 	}
+	must.OK(t, c.SetDeadline(time.Time{}))
+	must.Get(c.Read(make([]byte, 8)))(t)
+	must.OK(t, peer.Close())
+	comes(t, c)
+	if must.OK(t, raw.Read(look)); looks != 4 {
+		t.Error("the end was not looked at")
+	}
+}
+
+// comes waits until something has come on a connection, without reading it.
+func comes(t *testing.T, c *lazyConn) {
+	t.Helper()
+	must.OK(t, c.raw.Read(func(fd uintptr) bool {
+		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
+		return !errors.Is(err, syscall.EAGAIN)
+	}))
 }

@@ -68,7 +68,7 @@ func dialLazy(limit time.Duration, secure *tls.Config) func(ctx context.Context,
 		if err != nil {
 			return nil, err
 		}
-		lazy, err := newLazyConn(c.(kernelConn)) //nolint:forcetypeassert // both kinds that it makes, TCP's and Unix's, are
+		lazy, err := newLazyConn(c)
 		if err != nil {
 			return nil, err
 		}
