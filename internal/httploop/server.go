@@ -8,7 +8,8 @@
 // times a second: after those whose time is over, and after clients that have gone.
 //
 // A request is plain if net/http's own parser reads it and its head came within 4 KiB. It must
-// have nothing of a connection's in it but keep-alive. With the first one that is not plain,
+// have nothing of a connection's in it but keep-alive. A head is not parsed again where it is
+// the one before but for the digits of Content-Length. With the first request that is not plain,
 // or is for another path, its connection goes to net/http for good. Every byte that was read
 // goes along. So nothing odd is decided here: not what is malformed, nor what is chunked, nor
 // what is HTTP/1.0 or an upgrade. A fuzz test compares both, byte by byte.
