@@ -236,8 +236,8 @@ func hashed(key, text string) string {
 	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// TestScopesOfCallers: what callers of different salts give one name goes by two, which fit
-// wherever one does and are no cache salts; one without a salt keeps its own.
+// TestScopesOfCallers: what callers of different salts give one name goes by two names. These fit
+// wherever one does and are no cache salts. A caller without a salt keeps its own name.
 func TestScopesOfCallers(t *testing.T) {
 	a, b := Caller{Name: "a", Salt: NewSalt()}, Caller{Name: "b", Salt: NewSalt()}
 	from := map[string]string{}
@@ -273,8 +273,8 @@ func TestSaltOfAReplacedToken(t *testing.T) {
 	}
 }
 
-// TestRotation: two tokens of one caller count at once, one that is withdrawn does not any
-// more, and a file that is broken or gone leaves the last one in force.
+// TestRotation: two tokens of one caller count at once, and one that is withdrawn does not any
+// more. A file that is broken or gone leaves the last one in force.
 func TestRotation(t *testing.T) {
 	const before, after = "the token before the rotation", "the token after the rotation"
 	var failures []error

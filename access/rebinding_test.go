@@ -72,7 +72,7 @@ func (r *resolver) answer(question []byte) []byte {
 }
 
 // TestRebinding: a name is judged by the address that is connected to, whatever it meant a
-// moment ago, and none of several addresses lets another in.
+// moment ago. None of several addresses lets another in.
 func TestRebinding(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "0.0.0.0:0"))(t) // all of 127.0.0.0/8 arrive here
 	defer l.Close()
