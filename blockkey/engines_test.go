@@ -157,9 +157,9 @@ func TestVLLMEdges(t *testing.T) {
 			t.Errorf("block size %d of 16 tokens: %d blocks", size, len(got))
 		}
 	}
-	// What CPython's pickle.dumps(x, 5) hashes to, for shapes that no vector has: two
-	// and one tokens in a block, a text of 300 bytes, two objects in a block, a block
-	// of 300 tokens.
+	// What CPython's pickle.dumps(x, 5) hashes to, for shapes that no vector has. They
+	// are two and one tokens in a block, a text of 300 bytes, two objects in a block,
+	// and a block of 300 tokens.
 	for _, test := range []struct {
 		name    string
 		chain   blockkey.VLLMChain

@@ -20,8 +20,8 @@ type SGLangChain struct {
 	// PageSize is the number of tokens, with Bigram of pairs, in a page; less than 1
 	// has no pages.
 	PageSize int
-	// Bigram is EAGLE. A page has pairs of a token and the next, so PageSize+1 tokens are needed, and
-	// both of each pair are hashed.
+	// Bigram is EAGLE. A page has pairs of a token and the next, so PageSize+1 tokens
+	// are needed, and both of each pair are hashed.
 	Bigram bool
 	// Parent is the digest before the place, meaningful when HasParent is set.
 	Parent    Digest

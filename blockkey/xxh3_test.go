@@ -34,7 +34,7 @@ func TestSumAllLengths(t *testing.T) {
 }
 
 // TestSumPortable holds the paths of longer inputs that sum takes only where the
-// library has no assembly, and the unrolled one of 64 tokens beside them.
+// library has no assembly. It holds the unrolled path of 64 tokens beside them.
 func TestSumPortable(t *testing.T) {
 	buf := testTokens(2100, 2)
 	for n := maxShort + 1; n <= len(buf); n++ {
