@@ -1,5 +1,5 @@
-// Command httpcost measures what a request costs a server in processor time, for several builds of kvatlas in one run. These are
-// the figures of docs/performance.md, "What HTTP costs".
+// Command httpcost measures what a request costs a server in processor time, for several builds of
+// kvatlas in one run. These are the figures of docs/performance.md, "What HTTP costs".
 //
 //	go build -o bin/before ./cmd/kvatlas    # at one commit
 //	go build -o bin/kvatlas ./cmd/kvatlas   # at another
