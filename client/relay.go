@@ -25,8 +25,8 @@ type Recent struct {
 	// there is none.
 	First *uint64 `json:"first"`
 	Last  *uint64 `json:"last"`
-	// Messages are those of the range, the first of them when they are too many for one answer. Next is then
-	// the number to go on with, else nil.
+	// Messages are those of the range, the first of them when they are too many for
+	// one answer. Next is then the number to go on with, else nil.
 	Messages []RecentMessage `json:"messages"`
 	Next     *uint64         `json:"next"`
 }

@@ -295,8 +295,8 @@ func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteResponse, err
 	return ask[RouteResponse](ctx, c, http.MethodPost, "/v1/route", r)
 }
 
-// Done reports that the prefill of a request is over, most often with its first token. Argument cached
-// is how many tokens the engine says it has reused; nil is not known.
+// Done reports that the prefill of a request is over, most often with its first token.
+// Argument cached is how many tokens the engine says it has reused; nil is not known.
 func (c *Client) Done(ctx context.Context, model, id string, cached *int) (*Report, error) {
 	return c.report(ctx, id, "done", reportWire{Model: model, Cached: cached})
 }

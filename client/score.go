@@ -49,8 +49,8 @@ type ScoreRequest struct {
 	// ReturnTokens asks for the tokens of the prompt: "ids" for TokenIDs, "packed" for
 	// PackedTokens, "body" for Body; "" for none.
 	ReturnTokens string
-	// Mode is how long the server waits for the tokens of a text. It is "wait" (up to Wait;
-	// the default), "async" (not at all) or "sync" (until they are there).
+	// Mode is how long the server waits for the tokens of a text. It is "wait" (up
+	// to Wait; the default), "async" (not at all) or "sync" (until they are there).
 	Mode string
 	// Wait is the budget of mode "wait", in whole milliseconds, rounded up; 0 is
 	// the server's default.

@@ -157,8 +157,8 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// TestBudget: of the calls under way to a server that refuses all, a tenth, and 3, are retries at most; the
-// other callers get the error at once.
+// TestBudget: of the calls under way to a server that refuses all, a tenth, and 3, are retries at most. The other
+// callers get the error at once.
 func TestBudget(t *testing.T) {
 	const callers, most = 200, 200/10 + 3
 	var all sync.WaitGroup
