@@ -24,8 +24,8 @@ func letters(_ context.Context, r prompt.Request) (prompt.Result, error) {
 	return res, nil
 }
 
-// serve runs the API over an index in which pod a holds half of text, pod b all of it, and
-// pod c serves another model.
+// serve runs the API over an index. In it pod a holds half of text, pod b all of it, and pod c
+// serves another model.
 func serve(t *testing.T, text string) string {
 	t.Helper()
 	index := must.Get(memory.New(memory.Config{}))(t)

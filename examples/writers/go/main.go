@@ -164,8 +164,8 @@ func (w *writer) retire(ctx context.Context) error {
 	return w.registry(ctx, "retire", w.pod, w.pod, "always").Err()
 }
 
-// holders makes a clear, unless it is nil, and returns the id of a holder. A holder without an id is given
-// one; place "" means no holder at all.
+// holders makes a clear, unless it is nil, and returns the id of a holder. A holder
+// without an id is given one; place "" means no holder at all.
 func (w *writer) holders(ctx context.Context, clears []string, place string) (string, error) {
 	args := []any{w.pod, w.text, maxPods, maxHolders, 0}
 	if clears == nil {
@@ -319,8 +319,8 @@ func (w *writer) clear(ctx context.Context, rank, tier string) error {
 	return err
 }
 
-// The two lines of the plain form, from the document. They add a text to a block, and take it out, and
-// leave those of others as they are.
+// The two lines of the plain form, from the document. They add a text to a block, and take it
+// out, and leave those of others as they are.
 const (
 	addText    = `local v=redis.call('GET',KEYS[1]) or '' if v:find('^[%d,]+$') then v='' end if (','..v..','):find(','..ARGV[1]..',',1,true) then return redis.call('PERSIST',KEYS[1]) end redis.call('SET',KEYS[1],v..','..ARGV[1]) return 1`
 	removeText = `local o={} for t in (redis.call('GET',KEYS[1]) or ''):gmatch('[^,]+') do if t~=ARGV[1] then o[#o+1]=t end end if #o==0 then return redis.call('DEL',KEYS[1]) end redis.call('SET',KEYS[1],table.concat(o,','),'KEEPTTL') return #o`

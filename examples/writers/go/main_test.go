@@ -124,7 +124,7 @@ func find(t *testing.T, x store.Index, keys []blockkey.Key) storetest.Answer {
 }
 
 // TestWriters plays a random history to a writer in Go, one in Python and kvatlas
-// itself, all on one index, and compares what the index then says with the model of
+// itself, all on one index. It compares what the index then says with the model of
 // the contract.
 func TestWriters(t *testing.T) {
 	s := redistest.Start(t)
@@ -267,8 +267,8 @@ func TestPlain(t *testing.T) {
 	})
 }
 
-// TestPlainTogether: writers of both languages add themselves to the same blocks in the
-// plain form, and take themselves out, all at the same time: none erases another.
+// TestPlainTogether: writers of both languages add themselves to the same blocks in the plain
+// form, and take themselves out, all at the same time. None erases another.
 func TestPlainTogether(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, s.URL())
