@@ -81,8 +81,8 @@ type Config struct {
 	Scoped func(ctx context.Context, name string) string
 	// Connect is how long a connection to an engine may take to come up, 2 s.
 	Connect time.Duration
-	// Header is how long an engine may take from there until the header of its answer, 10 minutes.
-	// An answer in one piece has its header when all of it is there.
+	// Header is how long an engine may take from there until the header of its answer, 10
+	// minutes. An answer in one piece has its header when all of it is there.
 	Header time.Duration
 	// FirstToken is how long it may take from the header until the first byte of the body, 10
 	// minutes.

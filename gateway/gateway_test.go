@@ -54,8 +54,8 @@ func TestRoutesByPrompt(t *testing.T) {
 	}
 }
 
-// A stream is passed on as the engine sends it, without the usage that the client did not ask
-// for, and its trailer says what that said.
+// A stream is passed on as the engine sends it, without the usage that the client did not ask for.
+// Its trailer says what that usage said.
 func TestUsageOfStreams(t *testing.T) {
 	_, addresses := startSims(t, 1, wire.Config{})
 	f := newFleet(t, gateway.Config{}, addresses...)

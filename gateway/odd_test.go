@@ -158,7 +158,7 @@ func brokenStatus(t *testing.T, code string) (address string) {
 	})
 }
 
-// An engine whose status HTTP does not have is one that has not answered: the request goes to
+// An engine whose status HTTP does not have is one that has not answered. The request goes to
 // another, and where there is none the client is told so.
 func TestStatusThatIsNone(t *testing.T) {
 	for _, code := range []string{"000", "007", "099"} {

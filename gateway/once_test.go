@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// closedBehind is a body of which what lies behind its bytes is an error: the server has closed
-// it, as it does with the first byte of the answer.
+// closedBehind is a body of which what lies behind its bytes is an error. The server has closed it,
+// as it does with the first byte of the answer.
 type closedBehind struct{ io.Reader }
 
 func (c closedBehind) Read(p []byte) (int, error) {

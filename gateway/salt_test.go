@@ -26,8 +26,8 @@ func configOf(caller access.Caller) gateway.Config {
 	}
 }
 
-// TestSaltOfAClient: what a client with a salt sends reaches the engine under it, in every API
-// that has a place for one and whatever the client wrote there; the rest is refused.
+// TestSaltOfAClient: what a client with a salt sends reaches the engine under it, in every API that has a
+// place for one. It does not matter what the client wrote there. The rest is refused.
 func TestSaltOfAClient(t *testing.T) {
 	type got struct{ path, body string }
 	seen := make(chan got, 1)
@@ -194,8 +194,8 @@ func TestSaltOfAReader(t *testing.T) {
 	}
 }
 
-// TestSaltOfNames: of two clients with salts that give a request and a session one name, an
-// engine and the router hear two; each sees the one that it gave.
+// TestSaltOfNames: two clients with salts give a request and a session one name. An engine and
+// the router hear two names; each client sees the one that it gave.
 func TestSaltOfNames(t *testing.T) {
 	type names struct{ request, session []string }
 	seen := make(chan names, 1)

@@ -45,8 +45,8 @@ func (r randomly) Read(p []byte) (int, error) {
 	return r.Reader.Read(p[:1+r.rng.IntN(min(len(p), 300))])
 }
 
-// However a stream is cut into pieces on its way, the usage that was not asked for is taken out,
-// and every other byte is left.
+// However a stream is cut into pieces on its way, the usage that was not asked for is taken out. Every
+// other byte is left.
 func TestUsageIsTakenOut(t *testing.T) {
 	for _, end := range []string{"\n\n", "\r\n\r\n"} {
 		var want, stream strings.Builder
