@@ -114,7 +114,7 @@ func stateful(version string, o enginetest.CacheOptions) enginetest.CacheOptions
 }
 
 // kept is a cache that keeps of windows and states what is before each so many tokens and
-// before the ends of prompts; 0 is these alone.
+// before the ends of prompts. With 0 it keeps the latter alone.
 func kept(each int, o enginetest.CacheOptions) enginetest.CacheOptions {
 	o.Retention = each
 	return o
@@ -148,8 +148,8 @@ func number(t *testing.T, variable string, or uint64) uint64 {
 }
 
 // TestCaches has the caches of engines run under a random load, and asks before each
-// request what is credited: it must be what the engine's own cache finds, in whole index
-// blocks, or less for the sake of copies that nothing tells from reports.
+// request what is credited. It must be what the engine's own cache finds, in whole index
+// blocks. It may be less for the sake of copies that nothing tells from reports.
 func TestCaches(t *testing.T) {
 	seed := number(t, seedVariable, uint64(rand.Uint32()))
 	for _, s := range setups {

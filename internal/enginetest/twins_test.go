@@ -13,11 +13,10 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestTwins drives vLLM's own cache through two histories of which it publishes the same
-// bytes, and after which it finds different things for one prompt: in the one a block was
-// computed twice, in the other it was reported. So no reader of its events can be exact. Where
-// the stream has shown a report, what is credited is no more than either has; where it has
-// shown none, copies count.
+// TestTwins drives vLLM's own cache through two histories of which it publishes the same bytes.
+// After them it finds different things for one prompt. In the one a block was computed twice, in
+// the other it was reported. So no reader of its events can be exact. Where the stream has shown
+// a report, what is credited is no more than either has; where it has shown none, copies count.
 func TestTwins(t *testing.T) {
 	step := func(op, name string, tokens []uint32, n int) enginetest.Step {
 		return enginetest.Step{Op: op, Name: name, Tokens: tokens, N: n}

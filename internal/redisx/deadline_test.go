@@ -61,8 +61,8 @@ func TestLazyDeadline(t *testing.T) {
 	}
 }
 
-// lazyPair returns both ends of a connection, and a channel that hears each time when a side's
-// poller gets a deadline while the test waits for that.
+// lazyPair returns both ends of a connection. It also returns a channel that hears each time when a
+// side's poller gets a deadline while the test waits for that.
 func lazyPair(t *testing.T) (lazy *lazyConn, peer net.Conn, rearmed chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

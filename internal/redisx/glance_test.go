@@ -35,8 +35,8 @@ func openServer(t *testing.T, s *redistest.Server) *Conn {
 	return c
 }
 
-// TestGlances: a command on a connection that is there waits for no context, in a pipeline or
-// not, and one whose context is over is not sent.
+// TestGlances: a command on a connection that is there waits for no context, in a pipeline or not.
+// One whose context is over is not sent.
 func TestGlances(t *testing.T) {
 	c := openServer(t, redistest.Start(t))
 	pipe := func(ctx context.Context) error {
@@ -60,8 +60,8 @@ func TestGlances(t *testing.T) {
 	}
 }
 
-// TestFrozenServer: a caller that waits for a server that has stopped, for a turn behind others, or for
-// a connection does so for as long as its own budget, and no shorter.
+// TestFrozenServer: a caller waits for a server that has stopped, for a turn behind others, or for a
+// connection. It does so for as long as its own budget, and no shorter.
 func TestFrozenServer(t *testing.T) {
 	s := redistest.Start(t)
 	c := openServer(t, s)

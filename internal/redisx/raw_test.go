@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// answering is the address of a server that answers a GET with the bytes that its key is, in
-// which \n stands for a line's end, and ends the connection behind "cut". It knows no other command.
+// answering is the address of a server that answers a GET with the bytes that its key is. In a key \n
+// stands for a line's end. It ends the connection behind "cut". It knows no other command.
 func answering(t *testing.T) string {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -64,8 +64,8 @@ func answer(c net.Conn) {
 	}
 }
 
-// TestRawInto: replies lie one behind the other as they came, errors of the server among them,
-// and a connection that ends amid one is an error.
+// TestRawInto: replies lie one behind the other as they came, errors of the server among them. A
+// connection that ends amid one is an error.
 func TestRawInto(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: answering(t), Protocol: 2, DisableIdentity: true, MaxRetries: -1})
 	t.Cleanup(func() { _ = client.Close() })
