@@ -1,6 +1,6 @@
-// Package lmcache knows the keys under which LMCache 0.1 to 0.5.6 files what it holds. It parses and
-// builds every string form of them. It recomputes from tokens each hash of a chunk that a process other
-// than the engine can recompute.
+// Package lmcache knows the keys under which LMCache 0.1 to 0.5.6 files what it holds.
+// It parses and builds every string form of them. It recomputes from tokens each hash
+// of a chunk that a process other than the engine can recompute.
 //
 // # Keys
 //
@@ -23,9 +23,9 @@
 // there. Such an error is an ErrUnknowable. Keys goes from tokens to the strings that a lookup has to
 // read.
 //
-// A Profile adds what else stands in an engine's keys. A Reader has what a scorer must ask for of a
-// model whose engines have some profiles. That is chunk keys in the index (Hash.ChunkKey), and entries
-// that LMCache has written to Redis itself.
+// A Profile adds what else stands in an engine's keys. A Reader has what a scorer must ask
+// for of a model whose engines have some profiles. That is chunk keys in the index
+// (Hash.ChunkKey), and entries that LMCache has written to Redis itself.
 //
 // # Guarantees
 //

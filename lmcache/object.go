@@ -40,8 +40,8 @@ func (r KVRank) LocalRank() int { return int(r & 0xff) }
 // String returns the 8 hex digits that stand in a key.
 func (r KVRank) String() string { return fmt.Sprintf("%08x", uint32(r)) }
 
-// ObjectKey is the key of an object in LMCache's MP mode. Its second level writes it so to Redis and Valkey
-// from 0.4.7 to 0.5.6, and its coordinator events carry it so:
+// ObjectKey is the key of an object in LMCache's MP mode. Its second level writes it so to
+// Redis and Valkey from 0.4.7 to 0.5.6, and its coordinator events carry it so:
 //
 //	model@kv_rank@object_group@hash[@cache_salt]
 type ObjectKey struct {

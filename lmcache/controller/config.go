@@ -37,12 +37,13 @@ type Config struct {
 
 	// Lease is how long a worker that has gone keeps its blocks, 30 s.
 	Lease time.Duration
-	// Workers is how many workers an instance has at least, 1. With tensor parallelism a chunk counts when
-	// all have it, and until the last has registered there seem to be fewer.
+	// Workers is how many workers an instance has at least, 1. With tensor parallelism a
+	// chunk counts when all have it, and until the last has registered there seem to be
+	// fewer.
 	Workers int
-	// SyncWait bounds how long what may be false keeps its credit while a full sync is awaited. It also
-	// bounds how long a sync may be without progress, 2 minutes. LMCache waits up to 5 s before it begins
-	// one.
+	// SyncWait bounds how long what may be false keeps its credit while a full sync is
+	// awaited. It also bounds how long a sync may be without progress, 2 minutes. LMCache
+	// waits up to 5 s before it begins one.
 	SyncWait time.Duration
 	// AskAgain is how long after a request for a full sync the next one is made, 30 s.
 	AskAgain time.Duration
@@ -78,11 +79,12 @@ type Observer struct {
 	Began func(id filing.ID, t filing.Target, tookOver bool)
 	// Gone says that a worker has ended, or is silent and loses its lease.
 	Gone func(id filing.ID, silent bool)
-	// Unmapped says that no pod is known for an instance, or that the index has no room for the worker.
-	// Nothing is kept of what it says. It is told once for each reason.
+	// Unmapped says that no pod is known for an instance, or that the index has no room
+	// for the worker. Nothing is kept of what it says. It is told once for each reason.
 	Unmapped func(id filing.ID, err error)
-	// Stale says that a message on a connection did not count. The connection, from, has spoken for the
-	// worker before that registered on another one, by. It is told once for each registration.
+	// Stale says that a message on a connection did not count. The connection, from, has
+	// spoken for the worker before that registered on another one, by. It is told once for
+	// each registration.
 	Stale func(id filing.ID, from, by string)
 	// Shared says that several processes use the id of a worker, and names them. Of those
 	// that cannot be told apart nothing is kept.

@@ -20,8 +20,8 @@ const (
 	disk = "LocalDiskBackend"
 )
 
-// What was recorded of LMCache 0.5.6's whole engine and of 0.3.1's worker, byte by byte:
-// the replies are those that the engine got then, and the index has what it held.
+// What was recorded of LMCache 0.5.6's whole engine and of 0.3.1's worker, byte by byte. The
+// replies are those that the engine got then, and the index has what it held.
 func TestRecorded(t *testing.T) {
 	var g golden
 	lmcachetest.ReadGolden(t, "testdata/messages.json.gz", &g)
@@ -142,8 +142,8 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// What is no message is counted, and what follows it is taken in: on the same connection,
-// in the same message, and in the same list.
+// What is no message is counted, and what follows it is taken in. That holds on the same
+// connection, in the same message, and in the same list.
 func TestMalformed(t *testing.T) {
 	s := newStage(t, "inst")
 	c := s.controller()

@@ -122,7 +122,7 @@ func TestRoomForTheHeard(t *testing.T) {
 	s.Until("c", "inst/lmcache/0", ints(1)...)
 }
 
-// An id that registers on another connection, because it is used twice or claimed, is not heard on those
+// An id may register on another connection, because it is used twice or claimed. Then it is not heard on those
 // before: that is counted and reported, and ends with the connection.
 func TestIDUsedTwice(t *testing.T) {
 	t.Parallel()

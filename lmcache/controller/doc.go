@@ -1,6 +1,6 @@
-// Package controller stands in for LMCache's cache controller. LMCache's workers, 0.3.1 to 0.5.6 and
-// unpatched, connect to it. What they say they hold goes into the index as chunks of the pod that they
-// work for, in the tiers cpu and disk.
+// Package controller stands in for LMCache's cache controller. LMCache's workers, 0.3.1 to
+// 0.5.6 and unpatched, connect to it. What they say they hold goes into the index as chunks
+// of the pod that they work for, in the tiers cpu and disk.
 //
 // # Sockets
 //
@@ -34,9 +34,9 @@
 // twice. So a frame whose name is damaged makes no worker. One that is made all the same, by the first
 // frame of a connection, is gone with its lease, since the next frame names another.
 //
-// A registration is believed: the protocol has no secret. On connections that have spoken for the worker
-// before, what comes is of a process that has ended. It does not count: that is counted, and reported once
-// for each registration.
+// A registration is believed: the protocol has no secret. On connections that have spoken for
+// the worker before, what comes is of a process that has ended. It does not count: that is
+// counted, and reported once for each registration.
 //
 // # One id, several processes
 //

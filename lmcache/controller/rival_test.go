@@ -207,8 +207,8 @@ func TestOneIDAtTwoAddresses(t *testing.T) {
 	s.Until("cc", workerOf("llama", podTwo, 0), ints(3, 4)...)
 }
 
-// A process that takes the place of one that has ended goes by its id at once: at the same
-// address, on another port, or on another host.
+// A process that takes the place of one that has ended goes by its id at once. It may be at the
+// same address, on another port, or on another host.
 func TestOneIDAfterARestart(t *testing.T) {
 	t.Parallel()
 	for name, next := range map[string]struct {
@@ -238,8 +238,8 @@ func TestOneIDAfterARestart(t *testing.T) {
 	}
 }
 
-// After a restart of the controller no worker registers: operations from two hosts are of two processes, and
-// those of two sockets at one host count for no pod.
+// After a restart of the controller no worker registers. Operations from two hosts are of two processes, and those
+// of two sockets at one host count for no pod.
 func TestOneIDAfterTheControllersRestart(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "127.0.0.2:8000", "127.0.0.3:8000")
@@ -268,8 +268,8 @@ func TestOneIDAfterTheControllersRestart(t *testing.T) {
 	}
 }
 
-// An id that is set to a pod, or is its name, leads all that have it to that pod: the one at
-// the pod's own address counts, and of several elsewhere none.
+// An id that is set to a pod, or is its name, leads all that have it to that pod. The one at the
+// pod's own address counts, and of several elsewhere none.
 func TestOneIDThatNamesAPod(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, podOne, podTwo, "pod")
@@ -331,8 +331,8 @@ func TestIDsThatLookAlike(t *testing.T) {
 	}
 }
 
-// Two replicas hear one of them each: each counts for the pod at its address, and where the
-// id itself is what leads to a pod the credit of one is never mixed with the other's.
+// Two replicas hear one of them each, and each counts for the pod at its address. Where the id
+// itself is what leads to a pod the credit of one is never mixed with the other's.
 func TestOneIDAtTwoReplicas(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, podOne, podTwo, "pod")

@@ -80,8 +80,9 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 	return w, err
 }
 
-// speaksFor returns the worker of an id, and notes that the connection speaks for it. The caller holds
-// c.mu, and once it does not any more it ends the workers in gone, which had to make room.
+// speaksFor returns the worker of an id, and notes that the connection speaks for it. The
+// caller holds c.mu, and once it does not any more it ends the workers in gone, which had to
+// make room.
 //
 // LMCache's workers have connections of their own and register once, when they start. So an unknown worker
 // may be one that another process has heard until now, of which this message is the first sign. On a
@@ -148,8 +149,8 @@ func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker
 	return w, gone, nil
 }
 
-// others reports whether an open connection has told another address than a process that registers on p.
-// That process lives too, and is not a predecessor. The caller holds c.mu.
+// others reports whether an open connection has told another address than a process that
+// registers on p. That process lives too, and is not a predecessor. The caller holds c.mu.
 func (c *Controller) others(w *worker, p *zmq.Peer, told address) bool {
 	for other, s := range c.speaking(w) {
 		if other != p && s.told.known() && s.told != told {

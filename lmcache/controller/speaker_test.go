@@ -24,8 +24,9 @@ func onePod(instances ...string) func(*Config) {
 	}
 }
 
-// An unknown name is refused on a connection that speaks for another worker, and
-// what comes behind it counts; one that registers, or comes twice, is taken for what it says.
+// An unknown name is refused on a connection that speaks for another worker, and what
+// comes behind it counts. One that registers, or comes twice, is taken for what it
+// says.
 func TestStranger(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "pod")
@@ -66,8 +67,8 @@ func TestStranger(t *testing.T) {
 	}
 }
 
-// The first frame of a connection may be the first sign of a worker after a restart, and
-// makes one, damaged or not: then the next ones take the connection from it.
+// The first frame of a connection may be the first sign of a worker after a restart, and makes
+// one, damaged or not. Then the next ones take the connection from it.
 func TestStrangerAfterRestart(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, "pod")

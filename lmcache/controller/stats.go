@@ -9,8 +9,8 @@ type Stats struct {
 	Workers, Unmapped, Syncing, Peers int
 	// QueueKeys is how many keys wait to be written now, SyncKeys how many are gathered.
 	QueueKeys, SyncKeys int64
-	// Messages counts those that were understood, Malformed frames that were not. Refused counts messages
-	// that asked for something that does not exist, or went beyond a limit.
+	// Messages counts those that were understood, Malformed frames that were not. Refused
+	// counts messages that asked for something that does not exist, or went beyond a limit.
 	Messages, Malformed, Refused uint64
 	// Stale counts messages that did not count: on connections that have spoken for a worker
 	// before it registered on another one.

@@ -44,8 +44,8 @@ type Config struct {
 	// MaxBatches bounds the batches of a body, 4,096, and MaxEntries the entries of all of
 	// them, 131,072: about 150 bytes each.
 	MaxBatches, MaxEntries int
-	// MaxInFlight bounds the bytes that the bodies of all requests take at a time, 256 MiB or twice MaxBody,
-	// whichever is more. What would go beyond is refused with 503.
+	// MaxInFlight bounds the bytes that the bodies of all requests take at a time, 256 MiB or
+	// twice MaxBody, whichever is more. What would go beyond is refused with 503.
 	MaxInFlight int64
 	// ReadTimeout bounds the time in which a body must have come, 5 s.
 	ReadTimeout time.Duration

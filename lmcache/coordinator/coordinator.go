@@ -51,8 +51,9 @@ type Stats struct {
 	// many. Foreign counts those of models that the instance's pods do not serve, and Unplaced those of
 	// instances without a pod.
 	Stored, Deleted, Skipped, Foreign, Unplaced uint64
-	// Gaps counts holes in the numbers of batches, and TookOver instances that another process has written.
-	// Refused counts requests that could not be understood, and Failures those that the index did not take.
+	// Gaps counts holes in the numbers of batches, and TookOver instances that another
+	// process has written. Refused counts requests that could not be understood, and
+	// Failures those that the index did not take.
 	Gaps, TookOver, Refused, Failures uint64
 	// Lookups counts lookups.
 	Lookups uint64

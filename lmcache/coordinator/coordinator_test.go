@@ -525,8 +525,8 @@ func TestIndexDown(t *testing.T) {
 	}
 }
 
-// The index goes away while the instance is taken over to see what is in a hole: what comes
-// next must not be taken for the first of it.
+// The index goes away while the instance is taken over to see what is in a hole. What comes next
+// must not be taken for the first of it.
 func TestTakeOverCutOff(t *testing.T) {
 	s := newStage(t, "mp")
 	d := &down{Index: s.Index}

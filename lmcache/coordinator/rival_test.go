@@ -116,8 +116,8 @@ func TestOneIDOfMPThatNamesAPod(t *testing.T) {
 	}
 }
 
-// Behind one address nothing says which of two servers events are of while both may live;
-// the later incarnation counts once the other one is silent.
+// Behind one address nothing says which of two servers events are of while both may live. The
+// later incarnation counts once the other one is silent.
 func TestOneIDOfMPBehindOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, "10.0.0.1:8000", "10.0.0.2:8000")

@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/store/memory"
 )
 
-// Bodies of millions of small elements are refused at the first that is wrong or too
-// much, before memory is spent on them, and in words.
+// Bodies of millions of small elements are refused at the first that is wrong or too much,
+// in words. That is before memory is spent on them.
 func TestBodiesOfSmallElements(t *testing.T) {
 	s := newStage(t, "mp")
 	c := s.coordinator(func(c *Config) { c.MaxEntries, c.MaxBatches, c.MaxKeys = 3, 2, 4 })

@@ -16,7 +16,7 @@
 // be, so that several changes of an entry become one. A Redis that does not answer costs no more
 // than the memory of that.
 //
-// Nothing is left behind: an entry goes when its worker evicts the chunk, clears, retires or falls
-// silent. If this process goes first, it goes at the end of a time to live that is renewed as long
-// as the worker lives.
+// Nothing is left behind: an entry goes when its worker evicts the chunk, clears, retires or
+// falls silent. If this process goes first, it goes at the end of a time to live that is
+// renewed as long as the worker lives.
 package entries

@@ -14,6 +14,6 @@
 // the generation. The other one learns of it with its next write (store.ErrFenced). It takes over anew when
 // the worker goes on talking to it.
 //
-// What a writer must know to go on where another one was left is in the generation's map as marks. These are
-// numbers that are written with the blocks, in one step.
+// What a writer must know to go on where another one was left is in the generation's map as
+// marks. These are numbers that are written with the blocks, in one step.
 package filing

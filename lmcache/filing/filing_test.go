@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// What is wrong with an id is said of the instance and the worker, which is what the caller
-// has given, and not of the name that is made of them.
+// What is wrong with an id is said of the instance and the worker, which is what the caller has
+// given. It is not said of the name that is made of them.
 func TestIDValidate(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n) }
 	for _, c := range []struct {

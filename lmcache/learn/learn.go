@@ -1,5 +1,6 @@
-// Package learn finds out how engines run LMCache from what LMCache has written to Redis, for models that are
-// not configured. It finds the form of the keys, the hash algorithm, the seed and the size of chunks.
+// Package learn finds out how engines run LMCache from what LMCache has written to Redis,
+// for models that are not configured. It finds the form of the keys, the hash algorithm, the
+// seed and the size of chunks.
 //
 // The names of keys say what is hashed for which model, and not how. So a [Learner] takes a prompt that is
 // asked for, and hashes its first chunk in all ways that there are. Then it looks whether one of these
@@ -22,8 +23,8 @@ import (
 )
 
 const (
-	// firstWait is the least time between two scans, and between two prompts of a model that are tried. Each
-	// that is in vain doubles it, up to lastWait.
+	// firstWait is the least time between two scans, and between two prompts of a model
+	// that are tried. Each that is in vain doubles it, up to lastWait.
 	firstWait = time.Second
 	lastWait  = 10 * time.Minute
 	// maxNames bounds the names of a scan that are taken in, and maxModels the models that

@@ -136,8 +136,8 @@ func TestLearns(t *testing.T) {
 	})
 }
 
-// What other models have filed, what is for a tag, a layer or a salt, what is too short, and
-// a hash that nothing gives teach nothing.
+// Nothing is learnt from what other models have filed, or from what is for a tag, a layer or a salt.
+// Nor is it from what is too short. Nor does a hash that nothing gives teach anything.
 func TestLearnsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := lmcache.Config{Version: lmcache.V034, Python: 12}

@@ -170,8 +170,8 @@ type place struct {
 // LeastTokens is how many tokens the smallest chunk has that Explain tries.
 const LeastTokens = 16
 
-// OwnNames are those of Names that are of keys for the model itself, and of no other one. What another
-// model has filed of the same tokens is not its own.
+// OwnNames are those of Names that are of keys for the model itself, and of no other one.
+// What another model has filed of the same tokens is not its own.
 func (e *Explanation) OwnNames() (names []string) {
 	for i, name := range e.names {
 		if e.in[i].model == e.model {
@@ -249,8 +249,8 @@ func (e *Explanation) Findings(held, there []bool) []check.Finding {
 	return out
 }
 
-// judge says what it means that a chain, configured or not, has been found in these places, which the
-// profile has reads. Whether a configured one has been found is mine.
+// judge says what it means that a chain, configured or not, has been found in these places,
+// which the profile has reads. Whether a configured one has been found is mine.
 func (e *Explanation) judge(f *check.Finding, configured bool, has lmcache.Profile, places []place, mine bool) {
 	spelled, profiles := Spell(e.model, has), e.s.profiles[e.model]
 	switch {
