@@ -15,8 +15,8 @@ var benchSizes = []struct {
 	bytes int
 }{{"8KB", 8 << 10}, {"600KB", 590_000}}
 
-// eachSize runs f for both kinds of store and both sizes, with a store that
-// holds the text and some others that share nothing with it.
+// eachSize runs f for both kinds of store and both sizes. The store holds the
+// text and some others that share nothing with it.
 func eachSize(b *testing.B, f func(b *testing.B, s Store, text string, tokens []uint32, ends []int)) {
 	for _, kind := range []string{KindLRU, KindTrie} {
 		for _, size := range benchSizes {

@@ -121,10 +121,11 @@ func genText(t *rapid.T, earlier []string, most int) string {
 	return b.String()
 }
 
-// genTokens draws a tokenization of text: tokens of one to many characters,
-// several that share a span, special tokens around and now and then between,
-// text that no token covers, tokenizers that do not say where tokens end. There
-// are few ids, so that different tokenizations often agree for a while.
+// genTokens draws a tokenization of text. It has tokens of one to many
+// characters, several that share a span, and special tokens around and now and
+// then between. It has text that no token covers, and tokenizers that do not say
+// where tokens end. There are few ids, so that different tokenizations often
+// agree for a while.
 func genTokens(t *rapid.T, text string) (tokens []uint32, ends []int) {
 	add := func(end int) {
 		tokens = append(tokens, uint32(rapid.IntRange(0, 2).Draw(t, "id")))

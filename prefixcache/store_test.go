@@ -222,8 +222,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// split tokenizes text into tokens of one to eight characters with ids of the
-// size of a large vocabulary, in a way that depends on seed.
+// split tokenizes text into tokens of one to eight characters, in a way that
+// depends on seed. Their ids are of the size of a large vocabulary.
 func split(text string, seed uint64) (tokens []uint32, ends []int) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	left := 1 + r.IntN(8)
