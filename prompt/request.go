@@ -7,9 +7,9 @@ type Mode uint8
 
 // The modes.
 const (
-	// Wait answers from the prefix store when it knows the whole text. Else it waits for the
-	// tokenizer up to the budget, then answers with the known prefix and says so. The
-	// tokenization goes on behind.
+	// Wait answers from the prefix store when it knows the whole text. Else it
+	// waits for the tokenizer up to the budget, then answers with the known
+	// prefix and says so. The tokenization goes on behind.
 	Wait Mode = iota
 	// Async answers at once with what the prefix store knows, and tokenizes
 	// behind what it does not.
@@ -24,9 +24,9 @@ type Request struct {
 	Model string
 	// Text is the prompt. It must be valid UTF-8 without NUL.
 	Text string
-	// Chat is the prompt as a chat, in place of Text. It is rendered with the model's
-	// template, which has put all special tokens. So none are added unless the chat asks for
-	// them (Chat.AddSpecialTokens).
+	// Chat is the prompt as a chat, in place of Text. It is rendered with the
+	// model's template, which has put all special tokens. So none are added unless
+	// the chat asks for them (Chat.AddSpecialTokens).
 	Chat *Chat
 	// Media is what is known of the images, audio and video of Chat, in the order of their
 	// parts. Of those that are left out at the end nothing is known. They are put into the
