@@ -23,8 +23,8 @@ func embedded(b *testing.B) (*memory.Index, *scorer.Scorer, *route.Router) {
 	return index, s, r
 }
 
-// BenchmarkRoute routes prompts of which one of ten pods holds half, in process: score is the
-// scorer alone, query books nothing, request books, reports its first token and ends.
+// BenchmarkRoute routes prompts of which one of ten pods holds half, in process. Case score is the
+// scorer alone, query books nothing, and request books, reports its first token and ends.
 func BenchmarkRoute(b *testing.B) {
 	index, s, r := embedded(b)
 	must.Get(index.EnsureModel(b.Context(), store.ModelInfo{Name: "m", BlockSize: 64, Scheme: store.SchemeNative}))(b)

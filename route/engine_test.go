@@ -152,7 +152,7 @@ func TestEngineOfAnEarlierLife(t *testing.T) {
 }
 
 // TestBookedAsWeighed compares the costs of queries, which are by the view, with those of
-// bookings, which the index works out: with what engines tell, they are the same.
+// bookings, which the index works out. With what engines tell, they are the same.
 func TestBookedAsWeighed(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t, nil)

@@ -42,8 +42,8 @@ const (
 // Of a candidate that fetches part of the prompt, prefill is that of the rest, and the time of
 // the fetch is added.
 //
-// In a pair the prefill costs the wait, the prefill and evict and room. The decode costs room and what the
-// requests add, since an engine decodes before it prefills what waits.
+// In a pair the prefill costs the wait, the prefill and evict and room. The decode costs room
+// and what the requests add, since an engine decodes before it prefills what waits.
 func eta(v *View) loads.Weights {
 	s := v.Settings
 	if v.Part == DecodePart {
@@ -162,9 +162,9 @@ const (
 	// speedNoise is that of one request: what runs beside it, and how requests fall into
 	// batches, is not known here.
 	speedNoise = 0.25
-	// firstNoise is what the first request adds. An engine that has just begun compiles and allocates, and
-	// often others begin beside it. Of two real engines that were alike, one looked 4.3 times as slow by
-	// its first request.
+	// firstNoise is what the first request adds. An engine that has just begun compiles and
+	// allocates, and often others begin beside it. Of two real engines that were alike, one
+	// looked 4.3 times as slow by its first request.
 	firstNoise = 1.5
 	// speedDrift is by how much a speed may have changed since it was last seen: the square
 	// of a deviation, in a second. Without it a rank that was slow for a while gets no prompt
@@ -210,9 +210,9 @@ func (v *View) learnSpeeds() {
 	}
 }
 
-// speedVariance is how much chance there is by now in a speed that was learnt, as the variance of its
-// logarithm. It is the variance of a mean with the weights of loads.Load, in which the first request is off
-// by more. What may have changed since is added.
+// speedVariance is how much chance there is by now in a speed that was learnt, as the variance of
+// its logarithm. It is the variance of a mean with the weights of loads.Load, in which the first
+// request is off by more. What may have changed since is added.
 func speedVariance(l *loads.Load, now int64) float64 {
 	const lasting = loads.MinSpeedWeight / (2 - loads.MinSpeedWeight)
 	n := float64(l.Samples)

@@ -75,7 +75,7 @@ func TestCaseLoadsThatDoNotAnswer(t *testing.T) {
 }
 
 // TestCaseCallerOfAPictureLeaves has the request that reads the loads end before they have
-// answered: that is no fault of theirs, and the requests that wait for them read them anew.
+// answered. That is no fault of theirs, and the requests that wait for them read them anew.
 func TestCaseCallerOfAPictureLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []error

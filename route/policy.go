@@ -213,9 +213,10 @@ type LLMD struct {
 	Queue  float64 `json:"queue"`
 }
 
-// llmD adds llm-d's weighted scorers, each in [0, 1]. They are the share of the prompt that is held, the
-// share of the cache that is free, and the length of the queue. That counts 1 for the shortest and 0 for
-// the longest. A candidate whose capacity is not known has a free cache.
+// llmD adds llm-d's weighted scorers, each in [0, 1]. They are the share of the prompt that is
+// held, the share of the cache that is free, and the length of the queue. That counts 1 for
+// the shortest and 0 for the longest. A candidate whose capacity is not known has a free
+// cache.
 func llmD(v *View) loads.Weights {
 	low, high := v.requests()
 	for i := range v.Candidates {

@@ -214,8 +214,8 @@ var steps2 = []struct {
 	{"the other has no room", func(_, b *Candidate) { b.Load.Blocks = 1900 }},
 }
 
-// TestSpeeds: what is learnt of pods that are alike differs by chance, and counts as one speed;
-// of pods of two kinds nearly all of the difference counts.
+// TestSpeeds: what is learnt of pods that are alike differs by chance, and counts as one speed. Of
+// pods of two kinds nearly all of the difference counts.
 func TestSpeeds(t *testing.T) {
 	var (
 		samples []int64
@@ -248,8 +248,8 @@ func TestSpeeds(t *testing.T) {
 	if got := speeds(100, 100, 300, 300); got[0] > 104 || got[2] < 288 || got[0] >= got[2] {
 		t.Errorf("of two kinds: %v", got)
 	}
-	// One request of an engine that has just begun says little, of either pod: not that it is
-	// four times as slow as one that is known, and not that the other is slower than it is.
+	// One request of an engine that has just begun says little, of either pod. It does not say that
+	// it is four times as slow as one that is known, nor that the other is slower than it is.
 	samples = []int64{50, 1}
 	if got := speeds(400, 100); got[0] < 360 || got[1] < 250 {
 		t.Errorf("after one slow request: %v", got)
@@ -299,8 +299,8 @@ func TestETA(t *testing.T) {
 		}
 	}
 
-	// Of two that are alike the one that less was put into lately is taken, for its size, and
-	// the one whose cache running requests need less.
+	// Of two that are alike the one that less was put into lately is taken, for its size. So is the
+	// one whose cache running requests need less.
 	for _, step := range steps2 {
 		v := fleet(2, 10000)
 		for i := range v.Candidates {
@@ -312,8 +312,8 @@ func TestETA(t *testing.T) {
 		}
 	}
 
-	// 5,008 tokens behind 4,992, at 100 units a millisecond, beside a wait of 150 ms there and
-	// none here: the wait is worth it, and not when beta is 0.
+	// 5,008 tokens behind 4,992, at 100 units a millisecond, beside a wait of 150 ms there and none
+	// here. The wait is worth it, and not when beta is 0.
 	v = fleet(2, 10000)
 	for i := range v.Candidates {
 		v.Candidates[i].Load.Speed = 100

@@ -20,8 +20,8 @@ type Predict struct {
 	Approximate bool `json:"approximate"`
 	// TTLS is how long it counts on pods that do not tell, in seconds; 0 is not at all.
 	TTLS float64 `json:"ttl_s"`
-	// MaxBlocks is how many blocks may be predicted of a rank. With 0 they are as many as its cache has room
-	// for or, where that is not known, defaultPredicted.
+	// MaxBlocks is how many blocks may be predicted of a rank. With 0 they are as many as its
+	// cache has room for or, where that is not known, defaultPredicted.
 	MaxBlocks int64 `json:"max_blocks"`
 	// Prune is the share of MaxBlocks that goes, oldest first, when there would be more.
 	Prune float64 `json:"prune"`

@@ -252,7 +252,7 @@ func TestPredictionsAreBounded(t *testing.T) {
 }
 
 // A query, a request that is booked again, and one whose prompt has no whole block predict
-// nothing; nor does a pod that has gone come back by a prediction.
+// nothing. Nor does a pod that has gone come back by a prediction.
 func TestNotPredicted(t *testing.T) {
 	fleets(t, `{"predict":{"approximate":true}}`, func(f *fleet) {
 		p := words(1, 4)
@@ -311,8 +311,9 @@ func (brokenNotes) Slice(context.Context, notes.Slice) (notes.Sliced, error) {
 	return notes.Sliced{}, errBroken
 }
 
-// A burst of equal prompts goes to one pod while nothing of the first has come back, up to
-// where the load there weighs more: with eta since it sees what runs, with others by predictions.
+// A burst of equal prompts goes to one pod while nothing of the first has come back, up to where
+// the load there weighs more. With eta it does since it sees what runs, with others by
+// predictions.
 func TestBurstGoesToOnePod(t *testing.T) {
 	for _, c := range []struct {
 		policy, bridge string

@@ -133,8 +133,8 @@ type HotPrefix struct {
 	demand.Prefix
 	// Holders hold all of it, by pod and rank.
 	Holders []Holder
-	// Copies is on how many ranks it should be, by how much it is asked for. Lacking are the ranks that
-	// should hold it besides the holders, first those that need it most.
+	// Copies is on how many ranks it should be, by how much it is asked for. Lacking are the
+	// ranks that should hold it besides the holders, first those that need it most.
 	Copies  int
 	Lacking []store.RankRef
 }
@@ -146,8 +146,9 @@ type Holder struct {
 	Tier store.Tier
 }
 
-// Prefixes returns the prefixes of a model that requests were routed with most of late, up to most of
-// them. It counts all routers as far as each has reported, which other processes did up to 12 s ago.
+// Prefixes returns the prefixes of a model that requests were routed with most of late, up to
+// most of them. It counts all routers as far as each has reported, which other processes did up
+// to 12 s ago.
 func (r *Router) Prefixes(ctx context.Context, model string, most int) (Prefixes, error) {
 	var out Prefixes
 	told, err := r.gatherDemand(ctx, model)

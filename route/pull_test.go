@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// pulls are settings with blocks of a megabyte: a token takes 6.25 us to fetch at 10 GB/s, and
-// at the default speed 61 us to prefill.
+// pulls are settings with blocks of a megabyte. A token takes 6.25 us to fetch at 10 GB/s, and at
+// the default speed 61 us to prefill.
 const pulls = `"pull":{"block_bytes":1000000,"bandwidth":1e10}`
 
 // pulled says which rank takes a request and what it fetches.
@@ -144,8 +144,8 @@ func TestPullSpreads(t *testing.T) {
 	}
 }
 
-// TestPullIsNeverDearer has the plan's own figures anew in random fleets: what is chosen costs
-// no more than to wait at the owner, to recompute elsewhere, or to fetch elsewhere.
+// TestPullIsNeverDearer has the plan's own figures anew in random fleets. What is chosen costs no
+// more than to wait at the owner, to recompute elsewhere, or to fetch elsewhere.
 func TestPullIsNeverDearer(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t, nil)

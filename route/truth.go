@@ -13,17 +13,18 @@ import (
 // maxOutcomes is of how many ranks outcomes are kept.
 const maxOutcomes = 1 << 14
 
-// Outcome is what requests came to on a rank, in tokens since this process began. What of their prompts was
-// not reused has three causes. No pod held it, another held more, or the engine did not have what the index
-// said.
+// Outcome is what requests came to on a rank, in tokens since this process began. What of
+// their prompts was not reused has three causes. No pod held it, another held more, or the
+// engine did not have what the index said.
 type Outcome struct {
 	store.RankRef
 	Model string
 	// Prompt are the tokens of all requests that were booked there, Anybody those of them that any candidate
 	// held, Chosen those that the rank held.
 	Prompt, Anybody, Chosen uint64
-	// Predicted are the tokens that the index said, of requests of which the engine has told what it had
-	// cached. Delivered is what that was, and Missing what was less than predicted.
+	// Predicted are the tokens that the index said, of requests of which the engine has told
+	// what it had cached. Delivered is what that was, and Missing what was less than
+	// predicted.
 	Predicted, Delivered, Missing uint64
 }
 
@@ -103,9 +104,9 @@ func (r *Router) noteDone(model string, rep *loads.Report, cached int, predict *
 	r.outcomes.add(model, &t)
 }
 
-// owed is how many of the predicted tokens an engine must have, that is not to be blamed. It computes at
-// least the last token of a prompt, and with it all of its last block. One block more or less is the
-// rounding of block sizes.
+// owed is how many of the predicted tokens an engine must have, that is not to be blamed. It
+// computes at least the last token of a prompt, and with it all of its last block. One block
+// more or less is the rounding of block sizes.
 func owed(predicted, tokens, size int) int {
 	if predicted+size > tokens {
 		predicted = tokens - size

@@ -34,8 +34,8 @@ type Upkeep struct {
 	Index  store.Index
 	// Audited, if not nil, is told what an audit has found and set right.
 	Audited func(model string, found []loads.Difference)
-	// Lies, if not nil, receives each rank whose index lies, in the process that has claimed to mend it.
-	// Argument mended reports whether it is read anew: a rank without events cannot be.
+	// Lies, if not nil, receives each rank whose index lies, in the process that has claimed to
+	// mend it. Argument mended reports whether it is read anew: a rank without events cannot be.
 	Lies func(model string, t loads.Truth, mended bool)
 	// Failed, if not nil, is told what could not be done.
 	Failed func(model string, err error)

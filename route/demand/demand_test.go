@@ -141,7 +141,7 @@ func TestMerge(t *testing.T) {
 }
 
 // TestFlood has 200,000 different prompts a second come beside one that is asked for by one
-// request in fifty: room and counting are bounded, and it is found.
+// request in fifty. Room and counting are bounded, and it is found.
 func TestFlood(t *testing.T) {
 	s, now := demand.New(), int64(1_800_000_000*second)
 	added := 0

@@ -98,8 +98,8 @@ func (l *Load) IsForgotten(now int64) bool {
 	return l.Requests == 0 && now-max(l.Learnt, l.FilledAt) > ForgetSpeed.Microseconds()
 }
 
-// Wait returns for how many milliseconds a request that arrives now waits for the prefill before it. The
-// rank has worked on that since Since, at a speed in units a millisecond.
+// Wait returns for how many milliseconds a request that arrives now waits for the prefill
+// before it. The rank has worked on that since Since, at a speed in units a millisecond.
 func (l *Load) Wait(now int64, speed float64) float64 {
 	if speed <= 0 || l.Work <= 0 {
 		return 0
@@ -107,8 +107,9 @@ func (l *Load) Wait(now int64, speed float64) float64 {
 	return max(0, float64(l.Work)/speed-max(0, float64(now-l.Since)/1000))
 }
 
-// In returns the load as it stands in a generation of its rank. When that is newer, the engine has
-// restarted. Then nothing is left but what was learnt of its speed, and Filled, which fades.
+// In returns the load as it stands in a generation of its rank. When that is newer, the
+// engine has restarted. Then nothing is left but what was learnt of its speed, and Filled,
+// which fades.
 func (l *Load) In(gen store.Generation) Load {
 	if l.IsVoid(gen) {
 		return l.lasting()
@@ -119,8 +120,8 @@ func (l *Load) In(gen store.Generation) Load {
 // IsVoid reports whether the load is of a generation that ended before this one.
 func (l *Load) IsVoid(gen store.Generation) bool { return l.Generation != 0 && l.Generation < gen }
 
-// Add adds a request that goes to a candidate at a time. It brings these blocks, and puts these tokens into
-// the cache.
+// Add adds a request that goes to a candidate at a time. It brings these blocks, and puts these
+// tokens into the cache.
 func (l *Load) Add(c *Candidate, blocks int64, fills int, now int64) {
 	if l.Work == 0 {
 		l.Since = now
@@ -164,8 +165,9 @@ type Candidate struct {
 	Work     int64
 	// Base, Floor and Factor are the parts of its cost that no load changes: see Weights.
 	Base, Floor, Factor float64
-	// Twin is by how much Base is less for each unit of Work that the rank does anyway. Such work is that of
-	// a running request with the same beginning. With 0 it takes no notice of what runs.
+	// Twin is by how much Base is less for each unit of Work that the rank does anyway. Such work
+	// is that of a running request with the same beginning. With 0 it takes no notice of what
+	// runs.
 	Twin float64
 	// Speed is the speed to reckon with, in units a millisecond. The index goes by it and not
 	// by what it has learnt, of which the caller may know better.

@@ -1,5 +1,6 @@
-// Package notes keeps what routers note for each other beside loads. That is under which time their
-// predictions end, where sessions are, and what each has counted of the demand for prefixes.
+// Package notes keeps what routers note for each other beside loads. That is under which
+// time their predictions end, where sessions are, and what each has counted of the demand
+// for prefixes.
 //
 // Memory keeps it in one process; notes/redis shares it. Both keep to one contract, the
 // suite in notes/notestest. What is lost of it costs placement and no more.

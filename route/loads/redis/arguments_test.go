@@ -18,8 +18,8 @@ import (
 )
 
 // TestWrongArguments calls the scripts with arguments that are too few, too many, twice, in another
-// order, or no such numbers. A script that says so has changed nothing, and one that takes them
-// leaves loads that are the sum of their reservations, and 0 when these have ended.
+// order, or no such numbers. A script that says so has changed nothing. One that takes them leaves
+// loads that are the sum of their reservations, and 0 when these have ended.
 func TestWrongArguments(t *testing.T) {
 	client, ctx := redistest.Start(t).Client(), context.Background()
 	clock := time.UnixMicro(1_800_000_000_000_000)

@@ -33,10 +33,10 @@ func serverCPU(b *testing.B, client *goredis.Client) (seconds float64) {
 }
 
 // BenchmarkServerCPU measures what a request costs the server, in microseconds of its
-// processor: ping and mget of the prompt's blocks for comparison, and the whole request of
-// book, done and end. Half of each prompt's marks are those of requests that run. The CPU
-// time is taken every slice calls; what is told is the median of the slices and the least,
-// since others on the machine make a slice dearer and never cheaper.
+// processor. It has ping and mget of the prompt's blocks for comparison, and the whole
+// request of book, done and end. Half of each prompt's marks are those of requests that run.
+// The CPU time is taken every slice calls. The median of the slices and the least are
+// reported, since others on the machine make a slice dearer and never cheaper.
 func BenchmarkServerCPU(b *testing.B) {
 	const slice = 200
 	server := redistest.Start(b)

@@ -186,8 +186,8 @@ func keysOf(t *testing.T, c *redistest.Cluster, prefix string) (keys []string) {
 	return keys
 }
 
-// TestLostTail takes the server back to an earlier state in the midst of requests, as the
-// failover to a replica does that has not had the last writes.
+// TestLostTail takes the server back to an earlier state in the midst of requests. The failover
+// to a replica does so that has not had the last writes.
 func TestLostTail(t *testing.T) {
 	client := redistest.Start(t).Client()
 	ctx := context.Background()

@@ -242,7 +242,7 @@ func TestBadEngines(t *testing.T) {
 }
 
 // TestOneAsks lets several scrapers that share nothing but the loads look at once, again and
-// again: each engine is asked once in the time of a turn, never more at once than may be.
+// again. Each engine is asked once in the time of a turn, and never more at once than may be.
 func TestOneAsks(t *testing.T) {
 	const pods, scrapers, turns = 200, 4, 3
 	f := newFleet(t)

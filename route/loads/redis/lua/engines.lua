@@ -23,8 +23,8 @@ local function readTurn(v)
   return tonumber(due or 0), tonumber(missed or 0)
 end
 
--- check ends a script, before it writes anything, if an argument from the first to the last is no number. It
--- passes over every step-th, from the first one on.
+-- check ends a script, before it writes anything, if an argument from the first to the last is no
+-- number. It passes over every step-th, from the first one on.
 local function check(first, last, step)
   for a = first, last do
     local n = tonumber(ARGV[a])
