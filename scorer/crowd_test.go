@@ -382,9 +382,9 @@ func (c *crowd) check(t *rapid.T, req *scorer.Request, got *scorer.Response, w *
 // crowdWeights are some that make other tiers the best.
 var crowdWeights = []scorer.Weights{scorer.DefaultWeights(), {1, 0.3, 0.8, 0.3}, {1, 1, 1, 1}, {0, 0.5, 1, 2}, {1, 0, 0, 0}}
 
-// TestCrowd counts what many holders hold of a chain, which come, go and come back, also by
-// what engines and a cache beside them hold, and asks several things at once. A scorer's memory is
-// used again for other chains, fleets and ways to count.
+// TestCrowd counts what many holders hold of a chain, which come, go and come back. It counts also
+// by what engines and a cache beside them hold, and asks several things at once. A scorer's memory
+// is used again for other chains, fleets and ways to count.
 func TestCrowd(t *testing.T) {
 	ctx := t.Context()
 	rapid.Check(t, func(t *rapid.T) {

@@ -15,8 +15,8 @@
 // fault or a budget cut off is missing credit, never false credit, and
 // Response.Degraded says so.
 //
-// Config.Chunks adds what another cache, such as LMCache, holds in chunks of its own. It is asked for in
-// the same lookup and joined with the blocks by tokens (join.go).
+// Config.Chunks adds what another cache, such as LMCache, holds in chunks of its own. It is
+// asked for in the same lookup and joined with the blocks by tokens (join.go).
 //
 // Nothing here, nor in the packages that it imports, needs cgo. A program that has tokens already builds
 // with CGO_ENABLED=0. Package tokenpool, which makes tokens of texts, needs it.

@@ -12,9 +12,9 @@ import (
 )
 
 // An orchestrator that runs its own engines can embed the index and the scorer
-// and needs no server: it tells the index what its engines hold, and asks the
-// scorer where a prompt should go. With a tokenpool.Pool in Config.Tokenizer
-// it would give texts instead of tokens.
+// and needs no server. It tells the index what its engines hold, and asks the
+// scorer where a prompt should go. With a tokenpool.Pool in Config.Tokenizer it
+// would give texts instead of tokens.
 func Example() {
 	if err := embed(context.Background()); err != nil {
 		log.Fatal(err)

@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/store/memory"
 )
 
-// BenchmarkScoreOfFleet is the cost of a prompt of 16,384 tokens by how many pods hold some of it:
-// stairs, where each pod holds another part of the beginning, and whole, where all hold all of it.
+// BenchmarkScoreOfFleet is the cost of a prompt of 16,384 tokens by how many pods hold some of it. With
+// stairs each pod holds another part of the beginning, and with whole all hold all of it.
 func BenchmarkScoreOfFleet(b *testing.B) {
 	inMemory := func(b *testing.B) (store.Index, func() time.Duration) {
 		x := must.Get(memory.New(memory.Config{}))(b)

@@ -161,8 +161,8 @@ func (f *fold) ask(pod int) {
 // unregistered reports whether a pod is there only because a query, or a value, names it.
 func unregistered(p *store.Pod) bool { return p.Model == "" }
 
-// wants reports whether the pod of a slot is asked for. Those are the ones that the request names, or all
-// that are registered and, where the model allows it, all others.
+// wants reports whether the pod of a slot is asked for. Those are the ones that the request
+// names, or all that are registered and, where the model allows it, all others.
 func (f *fold) wants(slot int) bool {
 	if f.named {
 		return f.wanted[f.Registry.Slots[slot].Pod]

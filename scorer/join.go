@@ -37,9 +37,9 @@ type Chunks interface {
 	AppendQueries(dst []store.Query, model string, tokens []uint32, covered int) []store.Query
 }
 
-// held is a slot that holds something, and the best tier that it does so in. The unit is the slot
-// too or, of an instance of cache workers, a number above those of slots. For chunks of two
-// instances do not complete each other.
+// held is a slot that holds something, and the best tier that it does so in. The unit
+// is the slot too or, of an instance of cache workers, a number above those of slots.
+// For chunks of two instances do not complete each other.
 type held struct {
 	unit, slot int32
 	tier       store.Tier
@@ -137,9 +137,9 @@ func (s *source) resolve(holders []store.HolderID) []held {
 	return kept[:len(kept):len(kept)]
 }
 
-// ahead finds the holders of the block by this source, which are then in now. It returns for how
-// many blocks from it on they are the same. Result ok is false when the source has not been told
-// yet.
+// ahead finds the holders of the block by this source, which are then in now. It
+// returns for how many blocks from it on they are the same. Result ok is false when the
+// source has not been told yet.
 func (s *source) ahead(block, size int) (blocks int, ok bool) {
 	if (block+1)*size > s.end {
 		s.now = nil
@@ -228,8 +228,8 @@ func (u *units) see(i int) (first bool) {
 	return true
 }
 
-// everyone returns all slots of the model's pods, and of those that are named and not registered.
-// They hold what lies in a store that they share.
+// everyone returns all slots of the model's pods, and of those that are named and not
+// registered. They hold what lies in a store that they share.
 func (f *fold) everyone(reg *store.Registry) []held {
 	if f.all != nil {
 		return f.all

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/store/replica"
 )
 
-// TestBudgetThatWasSleptThrough asks indexes in memory when the time is over, as after
-// the process has not been running: the answer costs no time, and is given whole.
+// TestBudgetThatWasSleptThrough asks indexes in memory when the time is over, as after the
+// process has not been running. The answer costs no time, and is given whole.
 func TestBudgetThatWasSleptThrough(t *testing.T) {
 	plain := must.Get(memory.New(memory.Config{}))(t)
 	defer plain.Close()

@@ -12,15 +12,15 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// engine is a plain model of one engine with one chain: which of its blocks full attention
-// has, and which all of its window groups have.
+// engine is a plain model of one engine with one chain. It has which of its blocks full
+// attention has, and which all of its window groups have.
 type engine struct {
 	store.Reuse
 	prefix, window []bool // by engine block
 }
 
-// reuses is the rule of vLLM's KV cache coordinator: the longest prefix that ends below the
-// last of n tokens, all of it held, and before its end the window, or all from the root on.
+// reuses is the rule of vLLM's KV cache coordinator. It is the longest prefix that ends below the last
+// of n tokens, all of it held. Before its end the window must be held, or all from the root on.
 func (e *engine) reuses(tokens int) int {
 	best := 0
 	for n := 1; n <= len(e.prefix) && n*e.Block < tokens; n++ {
@@ -55,8 +55,8 @@ func (e *engine) covers(held []bool, from, to int) bool {
 	return true
 }
 
-// shown is what index blocks show by themselves of the engine's rule, where two chains
-// part at a token: each that has a token of what must be held is held.
+// shown is what index blocks show by themselves of the engine's rule, where two chains part
+// at a token. Each that has a token of what must be held is held.
 func (e *engine) shown(size, part, tokens int) (best int) {
 	show := func(held []bool, from, to int) bool {
 		for i := max(from, 0) / size; i*size < to; i++ {
@@ -149,8 +149,8 @@ func limited(t *testing.T, size int, reuse store.Reuse, held map[store.Tier][]bl
 	return x
 }
 
-// The score has the weights of the blocks below where the engine resumes, and windows count
-// in the tier that the last of these is in.
+// The score has the weights of the blocks below where the engine resumes. Windows count in the
+// tier that the last of these is in.
 func TestLimitsByTier(t *testing.T) {
 	k := make([]blockkey.Key, 8)
 	for i := range k {

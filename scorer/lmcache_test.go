@@ -343,7 +343,7 @@ func TestRemoteStore(t *testing.T) {
 }
 
 // TestMixed scores blocks of engines, chunks under chunk keys, entries of LMCache and a
-// shared store at once, on a server and a cluster, in one round trip.
+// shared store at once. It does so on a server and a cluster, in one round trip.
 func TestMixed(t *testing.T) {
 	rec := readRecorded(t)
 	for name, url := range map[string]string{
@@ -439,8 +439,8 @@ func TestReplicaAndEntries(t *testing.T) {
 	}
 }
 
-// BenchmarkScoreWithLMCache is BenchmarkScore of a model with settings of LMCache, on an empty index in
-// memory, and on one where a pod of two workers holds all chunks.
+// BenchmarkScoreWithLMCache is BenchmarkScore of a model with settings of LMCache. It has an empty index in
+// memory, and one where a pod of two workers holds all chunks.
 func BenchmarkScoreWithLMCache(b *testing.B) {
 	for _, c := range []struct {
 		name string

@@ -41,7 +41,7 @@ func chainOf(n int) []blockkey.Key {
 	return k
 }
 
-// A predicted block counts only where it is asked for, as one on the GPU, and only where the rank
+// A predicted block counts only where it is asked for, as one on the GPU. It counts only where the rank
 // holds it in no other way.
 func TestPredictedBlocks(t *testing.T) {
 	k := chainOf(8)

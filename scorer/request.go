@@ -93,8 +93,8 @@ type Request struct {
 	Model string
 	// Input is the prompt.
 	Input Input
-	// Pods limits the answer to these pods, and has each of them in it even when it holds
-	// nothing. With nil it has every pod that holds something.
+	// Pods limits the answer to these pods, and has each of them in it even
+	// when it holds nothing. With nil it has every pod that holds something.
 	Pods []string
 	// Top limits the answer to this many pods, the first of the ranking; 0 is all. Best is
 	// of all, whatever Top is, and always one of them. Of more equal pods than Top it is the
@@ -123,8 +123,9 @@ type Request struct {
 	NoSpecialTokens bool
 	// Truncation keeps a part of the prompt's tokens. Block keys have none.
 	Truncation Truncation
-	// EarlyExit stops a longest_prefix walk at the first block at which one candidate is
-	// left. The best pod is known then, and its score is a lower bound.
+	// EarlyExit stops a longest_prefix walk at the first block at which one
+	// candidate is left. The best pod is known then, and its score is a lower
+	// bound.
 	EarlyExit bool
 	// Explain asks for Response.Explanation. All blocks that it has room for are then read.
 	Explain bool
@@ -205,13 +206,15 @@ type Response struct {
 	// Blocks is the number of full index blocks of the prompt (of as much of
 	// it as is tokenized), BlockSize the tokens in each.
 	Blocks, BlockSize int
-	// Tokens is the number of tokens that the blocks were cut from. Source is where they
-	// come from, and Exact whether they are those of the whole prompt.
+	// Tokens is the number of tokens that the blocks were cut from. Source is
+	// where they come from, and Exact whether they are those of the whole
+	// prompt.
 	Tokens int
 	Source string
 	Exact  bool
-	// Frequencies has how often each leading block that a candidate holds was asked for
-	// before, within the configured window. It is nil when that is not counted.
+	// Frequencies has how often each leading block that a candidate holds was
+	// asked for before, within the configured window. It is nil when that is not
+	// counted.
 	Frequencies []int
 	// Degraded is empty when nothing was cut off.
 	Degraded Degradation

@@ -284,8 +284,9 @@ func (s *Scorer) tokenize(ctx context.Context, jobs []job) error {
 	return nil
 }
 
-// ToolForm is the form that a model's engines give to the tools of a chat. That of SGLang changes
-// from release to release, and is near to what clients send. Empty is not known.
+// ToolForm is the form that a model's engines give to the tools of a chat. That of
+// SGLang changes from release to release, and is near to what clients send. Empty is
+// not known.
 func ToolForm(reg *store.Registry, model string) prompt.ToolForm {
 	if reg.EngineOf(model) == "sglang" {
 		return prompt.ToolsAsSent

@@ -89,8 +89,8 @@ func (w *Weights) validate() error {
 	return nil
 }
 
-// order returns for each tier its place among the tiers by falling weight, ties to the faster
-// tier. Of two tiers the one with the lower place counts.
+// order returns for each tier its place among the tiers by falling weight, ties
+// to the faster tier. Of two tiers the one with the lower place counts.
 func (w *Weights) order() (place [store.NumTiers]uint8) {
 	for t := range w {
 		for u := range w {
@@ -102,9 +102,9 @@ func (w *Weights) order() (place [store.NumTiers]uint8) {
 	return place
 }
 
-// score turns block counts by tier into a score. It is computed from whole counts in a fixed
-// order and rounded to 1e-6. So the same blocks give the same number whatever windows they were
-// read in.
+// score turns block counts by tier into a score. It is computed from whole
+// counts in a fixed order and rounded to 1e-6. So the same blocks give the
+// same number whatever windows they were read in.
 func (w *Weights) score(blocks TierCounts) float64 {
 	var sum float64
 	for t, n := range blocks {

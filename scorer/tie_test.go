@@ -14,8 +14,8 @@ import (
 // ask is a prompt of two blocks that everyone holds, and one or two tokens of its own.
 func ask(i int) []uint32 { return append(firstTokens(32), uint32(i), uint32(i*i)) }
 
-// TestTies holds what a choice among equal pods promises: it is one of the best, it
-// does not depend on the other candidates, and all get their share.
+// TestTies holds what a choice among equal pods promises. It is one of the best, it does
+// not depend on the other candidates, and all get their share.
 func TestTies(t *testing.T) {
 	for _, strategy := range scorer.Strategies() {
 		t.Run(string(strategy), func(t *testing.T) {
@@ -55,8 +55,8 @@ func TestTies(t *testing.T) {
 	}
 }
 
-// TestTiesInTop has best among the pods of the answer, however few of equal ones are in it, and the
-// order and the others as without Top.
+// TestTiesInTop has best among the pods of the answer, however few of equal ones are in it. The order and
+// the others are as without Top.
 func TestTiesInTop(t *testing.T) {
 	x := newPlainIndex(t)
 	keys := blockkey.AppendNative(nil, firstTokens(32), 16, blockkey.NativeSeed("", ""))
