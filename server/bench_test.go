@@ -78,8 +78,8 @@ func eachBody(b *testing.B, run func(b *testing.B, s *server.Server, body string
 }
 
 // BenchmarkScoreHandler is a whole score without the connection: what the
-// server's own code costs. cpu-us/op is processor time, which a machine that
-// others use disturbs less.
+// server's own code costs. Figure cpu-us/op is processor time, which a machine
+// that others use disturbs less.
 func BenchmarkScoreHandler(b *testing.B) {
 	eachBody(b, func(b *testing.B, s *server.Server, body string) {
 		h := s.Handler()

@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/replica"
 )
 
-// TestModelsBesideEachOther registers a pod for two models, in each kind of index: their
+// TestModelsBesideEachOther registers a pod for two models, in each kind of index. Their
 // numbered streams, what is written without numbers, their leases and ends are apart, and
 // clients read the pod's own name.
 func TestModelsBesideEachOther(t *testing.T) {

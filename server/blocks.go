@@ -187,8 +187,9 @@ func (q *blocksRequest) chain(size int) []blockkey.Key {
 	return q.Keys
 }
 
-// registry asks the index itself only where this process does not know enough. It has not
-// seen the pod or the model then, or knows of no registration of the pod for it.
+// registry asks the index itself only where this process does not know enough.
+// It has not seen the pod or the model then, or knows of no registration of the
+// pod for it.
 func (s *Server) registry(ctx context.Context, pod, model string) (*store.Registry, error) {
 	reg := s.cfg.Index.Cached()
 	if _, ok := reg.Models[model]; ok {

@@ -155,9 +155,10 @@ func saneID(id string) bool {
 	return true
 }
 
-// recovered answers a panic with 500. What a panic says can hold anything, prompts
-// included, so only runtime errors, which hold none, are logged in full. Result abort says
-// that the answer is already begun and must be cut off.
+// recovered answers a panic with 500. What a panic says can hold anything,
+// prompts included, so only runtime errors, which hold none, are logged in
+// full. Result abort says that the answer is already begun and must be cut
+// off.
 func (c *call) recovered(v any) (abort bool) {
 	if v == nil {
 		return false

@@ -181,7 +181,7 @@ func TestPartialBlocks(t *testing.T) {
 }
 
 // TestCaseIndexBlocksSmallerThanEngineBlocks holds an engine block of 8 tokens, two index
-// blocks: a prompt that parts within it has nothing to reuse, one behind it has all.
+// blocks. A prompt that parts within it has nothing to reuse, one behind it has all.
 func TestCaseIndexBlocksSmallerThanEngineBlocks(t *testing.T) {
 	score := func(l *lives, tokens, want string) {
 		l.t.Helper()

@@ -136,7 +136,7 @@ func counted(from, to int) string {
 }
 
 // trtStored is TensorRT-LLM's event of a rank that stores blocks of four tokens, those
-// from..to of the text, under the hashes base+1, base+2 and so on by place.
+// from..to of the text. Their hashes are base+1, base+2 and so on by place.
 func trtStored(rank, base, from, to int) string {
 	parent := "null"
 	if from > 1 {
@@ -157,7 +157,7 @@ func trtRemoved(rank, hash int) string {
 	return fmt.Sprintf(`{"event_id":0,"data":{"type":"removed","block_hashes":[%d]},"window_size":32768,"attention_dp_rank":%d}`, hash, rank)
 }
 
-// A push that has nothing of a rank is no hole in it: one drain of TensorRT-LLM with
+// A push that has nothing of a rank is no hole in it. One drain of TensorRT-LLM with
 // attention DP has events of whichever ranks were busy.
 func TestCaseRankHoleOfAttentionDP(t *testing.T) {
 	eachLives(t, func(l *lives) {
@@ -195,8 +195,8 @@ func TestCaseRankHoleOfAttentionDP(t *testing.T) {
 	})
 }
 
-// Streams that are named by their ranks have numbers of their own, whatever the events
-// say, and a rank that turns from one stream to another keeps nothing of the former.
+// Streams that are named by their ranks have numbers of their own, whatever the events say.
+// A rank that turns from one stream to another keeps nothing of the former.
 func TestPushStreamsOfRanks(t *testing.T) {
 	eachLives(t, func(l *lives) {
 		push := func(rank, seq int, want string, events ...string) {
@@ -376,7 +376,7 @@ func TestCaseTwoModelsOnePod(t *testing.T) {
 }
 
 // TestTwoModelsOnOneAddress has an address that serves two models under two names of pods,
-// each registered for its own: their numbered streams, what is written without numbers, and
+// each registered for its own. Their numbered streams, what is written without numbers, and
 // their lives are apart, in every kind of index.
 func TestTwoModelsOnOneAddress(t *testing.T) {
 	const address = "10.0.0.2:8000"

@@ -11,7 +11,7 @@ import (
 )
 
 // TestCaseRegistryKeyPodsIsLost deletes each key of the registry, and puts another type in its
-// place, between two servers of one Redis: what one has acknowledged as removed or cleared, the
+// place, between two servers of one Redis. What one has acknowledged as removed or cleared, the
 // other does not credit at its next score.
 func TestCaseRegistryKeyPodsIsLost(t *testing.T) {
 	for _, key := range []string{"pods", "live", "gen", "own:x:1", "count", "s", "epoch"} {

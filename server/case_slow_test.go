@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 )
 
-// slowClients opens connections that send the header of a request and the first bytes of its
-// body, and waits until the server has each of them.
+// slowClients opens connections that send the header of a request and the first bytes of its body.
+// It waits until the server has each of them.
 func slowClients(t *testing.T, address string, n int) {
 	t.Helper()
 	for range n {
@@ -30,7 +30,7 @@ func slowClients(t *testing.T, address string, n int) {
 	}
 }
 
-// TestCaseSlowBodies has more bodies on their way than requests may be in flight: others are
+// TestCaseSlowBodies has more bodies on their way than requests may be in flight. Others are
 // answered all the same, since a request counts when its body has come.
 func TestCaseSlowBodies(t *testing.T) {
 	const inFlight = 4

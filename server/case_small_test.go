@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 )
 
-// A body that is nested too deeply is refused with these words on each route, whether or
-// not it has an end; so is one without a value.
+// A body that is nested too deeply is refused with these words on each route, whether or not
+// it has an end. So is one without a value.
 func TestCaseSmallOnesUnderAttackMessages(t *testing.T) {
 	s := newServer(t, openIndex(t), func(c *server.Config) { c.Events = &pusher{} })
 	const far = 20_000
@@ -58,7 +58,7 @@ func TestCaseSmallOnesUnderAttackMessages(t *testing.T) {
 	}
 }
 
-// timed is a client that takes its answer bit by bit: it notes what is written, and which
+// timed is a client that takes its answer bit by bit. It notes what is written, and which
 // writes came after the client was given more time.
 type timed struct {
 	*httptest.ResponseRecorder
@@ -75,8 +75,8 @@ func (w *timed) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
-// An explanation is bounded, whatever the request has, and a client that goes on taking a
-// long answer is not cut off by the time for the whole of it.
+// An explanation is bounded, whatever the request has. A client that goes on taking a long
+// answer is not cut off by the time for the whole of it.
 func TestCaseSmallOnesUnderAttackExplain(t *testing.T) {
 	s := newServer(t, openIndex(t))
 	const keys = 131_072

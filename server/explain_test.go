@@ -99,8 +99,8 @@ func explanations() (all [][2]string) {
 var broken = strings.NewReplacer(`,{"pod"`, ",\n {\"pod\"", `,{"prefill"`, ",\n {\"prefill\"", `"costs":[`, "\"costs\":[\n ", `"pairs":[`, "\n\"pairs\":[\n ", `,"prefill":{"pod":`, ",\n\"prefill\":{\"pod\":",
 	`,"headers"`, ",\n\"headers\"", `,"pull_plan"`, ",\n\"pull_plan\"", `,"pull_from"`, ",\n\"pull_from\"")
 
-// TestExplanations compares the explained answers of each policy, of pairs and of pull plans
-// byte by byte with testdata/explanations.txt. -update writes that anew: read the difference.
+// TestExplanations compares the explained answers of each policy, of pairs and of pull plans byte
+// by byte with testdata/explanations.txt. The flag -update writes that anew: read the difference.
 func TestExplanations(t *testing.T) {
 	var got bytes.Buffer
 	for _, x := range explanations() {

@@ -20,10 +20,10 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 )
 
-// TestHammer sends the requests of 1,000 clients at once over real
-// connections: right ones, malformed ones, oversized ones, ones that their
-// client gives up, and writes beside them. Every answer must be the right one,
-// and every refusal a 4xx that says why.
+// TestHammer sends the requests of 1,000 clients at once over real connections,
+// and writes beside them. They are right ones, malformed ones, oversized ones,
+// and ones that their client gives up. Every answer must be the right one, and
+// every refusal a 4xx that says why.
 func TestHammer(t *testing.T) {
 	const clients, each = 1000, 6
 	s := newServer(t, openIndex(t), func(c *server.Config) {

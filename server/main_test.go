@@ -49,8 +49,8 @@ const textModel = "text-model"
 var tokenizing sync.Map
 
 // bytewise is a tokenizer with a chat template, whose tokens are the text's bytes after a 1. A text
-// that begins with "slow" is half done when the budget of a Wait is over, one
-// with "busy" finds the queue full, one with "broken" fails.
+// that begins with "slow" is half done when the budget of a Wait is over. One with "busy" finds the
+// queue full, one with "broken" fails.
 func bytewise(ctx context.Context, r prompt.Request) (prompt.Result, error) {
 	media := false
 	if r.Chat != nil {

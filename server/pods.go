@@ -24,8 +24,8 @@ type podRequest struct {
 	beside bool
 }
 
-// podField reads one field of a pod into what at points to. It lets the index judge the
-// field on its own, so that a refusal can name it.
+// podField reads one field of a pod into what at points to. It lets the index
+// judge the field on its own, so that a refusal can name it.
 func podField[V any](name string, read func(*scan.Scanner, *V) error, at func(*store.Pod) *V) scan.Field[podRequest] {
 	return scan.Field[podRequest]{Name: name, Read: func(s *scan.Scanner, q *podRequest) error {
 		v := at(&q.Pod)

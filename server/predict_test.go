@@ -56,8 +56,8 @@ func noting(t *testing.T, run func(r *routing)) {
 	})
 }
 
-// What a router has sent to a pod that never tells counts for every server's next choice, and
-// for a score only if that is asked for.
+// What a router has sent to a pod that never tells counts for every server's next choice. For a
+// score it counts only if that is asked for.
 func TestPredictionsOverHTTP(t *testing.T) {
 	noting(t, func(r *routing) {
 		r.ok("PUT", "/v1/models/demo/routing", `{"predict":{"bridge_s":0,"ttl_s":3600}}`)

@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestPrefixes has requests with one beginning come to two servers, one of which then lists all of them;
-// nothing that is shared has a word of a prompt.
+// TestPrefixes has requests with one beginning come to two servers, one of which then lists all of them.
+// Nothing that is shared has a word of a prompt.
 func TestPrefixes(t *testing.T) {
 	noting(t, func(r *routing) {
 		for _, pod := range []string{"a", "b", "c"} {

@@ -22,7 +22,7 @@ import (
 )
 
 // kept is a Relay that keeps messages from first on of the rank a/b 1, as
-// ingest.Ingester does, whose own tests hold it to these errors.
+// ingest.Ingester does. That one's own tests hold it to these errors.
 type kept struct {
 	first    uint64
 	messages []zmq.Message
@@ -176,8 +176,8 @@ func TestRecentEvents(t *testing.T) {
 	}
 }
 
-// An answer is cut where it becomes too long, never before its first message, and the
-// memory that it may take counts among that of requests.
+// An answer is cut where it becomes too long, never before its first message. The memory
+// that it may take counts among that of requests.
 func TestRecentEventsAreBounded(t *testing.T) {
 	const path = "/v1/ingest/a%2Fb/1/events"
 	whole := 0

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The tokens of a prompt are handed on in each form, by scores and by routes, also by a policy
-// that does not look at the prompt.
+// The tokens of a prompt are handed on in each form, by scores and by routes. A policy that does not
+// look at the prompt hands them on too.
 func TestReturnTokens(t *testing.T) {
 	noting(t, func(r *routing) {
 		r.ok("POST", "/v1/pods", `{"name":"a","model":"`+textModel+`","aliases":["nick"],"adapters":["poet"]}`)

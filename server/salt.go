@@ -45,9 +45,9 @@ func (c *call) keepSalt(q *request.Score) error {
 	return nil
 }
 
-// scopeID has a request run under an ID that no other tenant can name, if its caller has a salt. It
-// returns the one that the caller knows it by. A request that is booked without an ID gets one here: the
-// caller is to report by it.
+// scopeID has a request run under an ID that no other tenant can name, if its caller has a
+// salt. It returns the one that the caller knows it by. A request that is booked without an ID
+// gets one here: the caller is to report by it.
 func (c *call) scopeID(q *request.Route) (own string) {
 	if own = q.ID; own == "" && q.Reserve && c.caller.Salt != "" {
 		own = rand.Text()

@@ -22,8 +22,8 @@ import (
 	"github.com/kvatlas/kvatlas/server"
 )
 
-// TestSaltOfACaller: a tenant whose credentials have a salt finds its own blocks only, by every
-// form of a prompt on every route that has one, whatever cache_salt it asks for.
+// TestSaltOfACaller: a tenant whose credentials have a salt finds its own blocks only. That holds for
+// every form of a prompt on every route that has one, whatever cache_salt it asks for.
 func TestSaltOfACaller(t *testing.T) {
 	tokens := map[string]string{}
 	salts := map[string]string{"one": access.NewSalt(), "two": access.NewSalt()}
@@ -141,8 +141,8 @@ func TestSaltOfACaller(t *testing.T) {
 // asker sends a body as one of the callers.
 type asker = func(caller, path, body string, headers ...string) (int, string)
 
-// checkRequestsOfTenants: what callers with salts give one ID are two requests: neither caller
-// sees, reports or ends the other's, and each reads the ID that it gave.
+// checkRequestsOfTenants: what callers with salts give one ID are two requests. Neither caller sees,
+// reports or ends the other's, and each reads the ID that it gave.
 func checkRequestsOfTenants(t *testing.T, ask asker, list string) {
 	t.Helper()
 	book := func(caller, id string) (reservation string, again bool) {

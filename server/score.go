@@ -167,8 +167,8 @@ func (c *call) scorePrompts(q *request.Score, kind string) error {
 	return nil
 }
 
-// gone is an error when the client has left. A scorer whose context ends gives what it has, as
-// for a slow index, but there is no client to give it to.
+// gone is an error when the client has left. A scorer whose context ends gives
+// what it has, as for a slow index, but there is no client to give it to.
 func (c *call) gone() error {
 	if errors.Is(c.ctx.Err(), context.Canceled) {
 		return context.Canceled

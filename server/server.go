@@ -54,8 +54,8 @@ type Config struct {
 	BlockSize int
 	// Access says what each caller may ask for; nil lets every caller do everything.
 	Access *access.Guard
-	// Log takes a line for each request that failed, took longer than a second or was a dump, restore or
-	// reset. It takes lines of others at level debug. The zero Logger drops them.
+	// Log takes a line for each request that failed, took longer than a second or was a dump,
+	// restore or reset. It takes lines of others at level debug. The zero Logger drops them.
 	Log zerolog.Logger
 	// LogEveryRequest writes the lines of all requests but probes at level info.
 	LogEveryRequest bool

@@ -16,8 +16,9 @@ const (
 	// uncounted is how much of a request is not held against MaxInFlightBytes, so
 	// that a small one is answered beside large ones.
 	uncounted = 16 << 10
-	// madeOfBody is how many bytes a request takes for each of its body. They hold the body,
-	// its tokens, their block keys, and what is needed to make one of the other.
+	// madeOfBody is how many bytes a request takes for each of its body. They hold
+	// the body, its tokens, their block keys, and what is needed to make one of the
+	// other.
 	madeOfBody = 4
 	// arrivals is how many bodies may be on their way for each request that may be
 	// in flight.

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/server/request"
 )
 
-// The response of /v1/score is written by hand, since it is on the path of every request.
-// Its objects are in ranking order, which a Go map would lose.
+// The response of /v1/score is written by hand, since it is on the path of
+// every request. Its objects are in ranking order, which a Go map would lose.
 
 // AppendScore appends one result of a request.
 func AppendScore(b []byte, r *scorer.Response, in *request.Input) []byte {

@@ -217,8 +217,9 @@ func BlamePrompt(list string, err error) error {
 	return err
 }
 
-// ChatError blames what a chat was refused for. Argument from is the field that has it,
-// messages or input, and own reports whether the template was the request's.
+// ChatError blames what a chat was refused for. Argument from is the field that
+// has it, messages or input, and own reports whether the template was the
+// request's.
 func ChatError(from string, own bool, err error) error {
 	// why is what stands behind the sentinel: what wraps it is not the client's.
 	why := func(sentinel error) string {

@@ -61,9 +61,9 @@ func TestSkippedFields(t *testing.T) {
 }
 
 // TestCaseRequestsThatEnginesTake holds the fields of the requests of vLLM and SGLang,
-// release by release, against what is done with them: each is read, skipped, or refused
+// release by release, against what is done with them. Each is read, skipped, or refused
 // with the reason. One of which nothing is said fails, and so does what is said of a
-// field that no engine has; so a new release in scripts/engines/fields.py shows what to
+// field that no engine has. So a new release in scripts/engines/fields.py shows what to
 // think about.
 func TestCaseRequestsThatEnginesTake(t *testing.T) {
 	raw := must.Get(os.ReadFile("testdata/engine_fields.json"))(t)

@@ -33,8 +33,9 @@ type Limits struct {
 	MaxWait time.Duration
 }
 
-// Input is the prompt of a request in one of its forms, and what belongs to it. The routes
-// /v1/score and /v1/tokenize share it, and /v1/blocks has a part.
+// Input is the prompt of a request in one of its forms, and what belongs to
+// it. The routes /v1/score and /v1/tokenize share it, and /v1/blocks has a
+// part.
 type Input struct {
 	Limits *Limits
 

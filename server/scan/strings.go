@@ -150,8 +150,8 @@ func (s *Scanner) copyBlocks(out []byte) (_ []byte, ascii bool, err error) {
 	return room[:n], high == 0, nil
 }
 
-// stopsOf returns a bit for each byte that does not stand for itself in a string. It also returns bits that
-// are 0 where all bytes are ASCII.
+// stopsOf returns a bit for each byte that does not stand for itself in a string. It also returns
+// bits that are 0 where all bytes are ASCII.
 func stopsOf(b *[block]byte) (stops, high uint64) {
 	const low = ones * 0x7f
 	for i := 0; i < block; i += 8 {
@@ -205,8 +205,8 @@ func (s *Scanner) hex4() (rune, error) {
 
 const ones, tops = 0x0101010101010101, 0x8080808080808080
 
-// stops returns the top bit of each byte of w that is below 0x20, a quote or a backslash. The lowest bit set
-// is always right, those above it may not be.
+// stops returns the top bit of each byte of w that is below 0x20, a quote or a backslash. The
+// lowest bit set is always right, those above it may not be.
 func stops(w uint64) uint64 {
 	quote, back := w^ones*'"', w^ones*'\\'
 	return (((w - ones*0x20) &^ w) | ((quote - ones) &^ quote) | ((back - ones) &^ back)) & tops
