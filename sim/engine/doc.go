@@ -1,5 +1,6 @@
-// Package engine is the core of a simulated inference engine. It does what vLLM, SGLang and TensorRT-LLM do
-// with a prefix cache, and knows how long a batch takes. It has no model, clock, socket or goroutine.
+// Package engine is the core of a simulated inference engine. It does what vLLM, SGLang
+// and TensorRT-LLM do with a prefix cache, and knows how long a batch takes. It has no
+// model, clock, socket or goroutine.
 //
 // An [Engine] lives in virtual time: the caller says what time it is and learns when something happens next.
 // So a server can run it at the speed of the day and a simulation of a trace as fast as the machine allows.
@@ -29,8 +30,8 @@
 //     when there is no room. A request is admitted when all that it may become has room.
 //     Partial reuse (of a part of a block) is off.
 //
-// Of how a batch is made they share one form. It is first come first served, decoding before chunks of
-// prompts, up to so many tokens and requests an iteration.
+// Of how a batch is made they share one form. It is first come first served, decoding
+// before chunks of prompts, up to so many tokens and requests an iteration.
 //
 // An Engine is for one goroutine at a time.
 package engine

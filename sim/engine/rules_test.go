@@ -187,8 +187,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// vLLM offloads prompts, not what was said to them; and what comes up from the host may be
-// all of a prompt, of which the last token is computed again.
+// vLLM offloads prompts, not what was said to them. What comes up from the host may be all of a
+// prompt, of which the last token is computed again.
 func TestOffloadsPrompts(t *testing.T) {
 	for k, want := range map[Kind][2]int{VLLM: {96, 96}, SGLang: {128, 80}, TRTLLM: {128, 80}} {
 		for i, again := range [][]uint32{append(count(0, 96), count(1000, 1034)...), count(0, 96)} {

@@ -45,8 +45,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestETA: where caches evict, eta answers sooner than a policy for the load or for the cache alone, and
-// finds about as much in the cache as the latter.
+// TestETA: where caches evict, eta answers sooner than a policy for the load or for the cache alone. It finds
+// about as much in the cache as the latter.
 func TestETA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it simulates some minutes of four engines")

@@ -108,8 +108,8 @@ func (f *Fleet) State() []PodState {
 // maxFault bounds the body of a fault.
 const maxFault = 64 << 10
 
-// Handler returns the control page. GET /pods says what the pods are doing. POST /pods/{name}/faults has a
-// [Fault] happen to one, or with the name * to all.
+// Handler returns the control page. GET /pods says what the pods are doing. POST
+// /pods/{name}/faults has a [Fault] happen to one, or with the name * to all.
 func (f *Fleet) Handler() http.Handler {
 	r := chi.NewRouter()
 	r.Get("/pods", func(w http.ResponseWriter, _ *http.Request) {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// A flood of requests of a pod that does not go on waits up to a limit; those beyond it are
+// A flood of requests of a pod that does not go on waits up to a limit. Those beyond it are
 // refused at once, and when the others have gone there is room again.
 func TestFlood(t *testing.T) {
 	p := must.Get(NewPod(Config{Model: "m", Listen: "127.0.0.1:0", Events: redistest.FreeEndpoint(t, 1)}))(t)

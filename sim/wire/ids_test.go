@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/sim/wire"
 )
 
-// vLLM returns the token ids of prompt and answer on request: beside the choices of a
-// chat, in those of a completion, and in a stream token by token.
+// vLLM returns the token ids of prompt and answer on request. They are beside the choices
+// of a chat, in those of a completion, and in a stream token by token.
 func TestTokenIDs(t *testing.T) {
 	for _, kind := range []engine.Kind{engine.VLLM, engine.SGLang, engine.TRTLLM} {
 		p := start(t, wire.Config{Engine: engine.Config{Kind: kind}})

@@ -319,8 +319,8 @@ func seedOf(prompt []uint32) uint64 {
 	return h.Sum64()
 }
 
-// rank returns the rank that a request goes to. It is the one that the request names, or the one with the least
-// to do, as vLLM counts it.
+// rank returns the rank that a request goes to. It is the one that the request names, or the
+// one with the least to do, as vLLM counts it.
 func (l *life) rank(r *http.Request, b *body) (*rank, error) {
 	named := -1
 	if h := r.Header.Get("X-Data-Parallel-Rank"); h != "" {
