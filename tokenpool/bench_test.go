@@ -217,9 +217,9 @@ func BenchmarkGoroutines(b *testing.B) {
 	}
 }
 
-// BenchmarkGrowing tokenizes texts that go on where others ended, and such as are new, with
-// pieces and without, with the fast tokenizer and with the reference. It gives the
-// processor time of the process for each text.
+// BenchmarkGrowing tokenizes texts that go on where others ended, and such as are new. It
+// does so with pieces and without, with the fast tokenizer and with the reference. It gives
+// the processor time of the process for each text.
 func BenchmarkGrowing(b *testing.B) {
 	const more = 1 << 10 // bytes that a text grows by
 	model := realModels(b)[0].Model

@@ -15,9 +15,9 @@ import (
 )
 
 // TestCaseTokensOfTokenizerConfig changes one of Llama 3's two files in each of the ways in
-// which fine-tuned models have them, and asks for the tokens of transformers' AutoTokenizer.
-// The tokenizers are told apart by what they give: none has the prefix store's entries or
-// the pieces of another.
+// which fine-tuned models have them. It asks for the tokens of transformers' AutoTokenizer.
+// The tokenizers are told apart by what they give: none has the prefix store's entries or the
+// pieces of another.
 func TestCaseTokensOfTokenizerConfig(t *testing.T) {
 	realModels(t)
 	const text = "a<|eot_id|>  \n\n b <|start_header_id|>user<|end_header_id|>\n\n hi <|my_tool|> <|mine|> <|mine2|> tool tools tool. retool"

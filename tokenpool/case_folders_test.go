@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// TestCaseFoldersInTheTokenizerCache asks for models that the hub does not have: nothing of
+// TestCaseFoldersInTheTokenizerCache asks for models that the hub does not have. Nothing of
 // them stays on the disk, also where several ask at once, and a model that is there later is
 // fetched as ever.
 func TestCaseFoldersInTheTokenizerCache(t *testing.T) {

@@ -151,9 +151,9 @@ func (c *Config) validate() error {
 	return errors.Join(err, shared, errors.Join(pins...), limits)
 }
 
-// Observer is told what a Pool does. Its funcs are called without a lock held, by many
-// goroutines at once. They should return quickly, since they hold up the worker or load
-// that calls them. None is given any prompt text.
+// Observer is told what a Pool does. Its funcs are called without a lock held, by
+// many goroutines at once. They should return quickly, since they hold up the
+// worker or load that calls them. None is given any prompt text.
 type Observer struct {
 	// Tokenized is called when the tokenizer has run over a text.
 	Tokenized func(TokenizedEvent)

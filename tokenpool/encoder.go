@@ -122,9 +122,9 @@ func (p parted) check(text string) error {
 // that are not empty. BERT's normalizer strips white space and control
 // characters, and a vocabulary may know none of the characters.
 //
-// Both can be told apart, since a failure leaves nothing of the whole text. The tokenizer
-// did not fail if the same text gets special tokens around it. Nor did it if the text with
-// a letter behind it gives tokens.
+// Both can be told apart, since a failure leaves nothing of the whole text. The
+// tokenizer did not fail if the same text gets special tokens around it. Nor did
+// it if the text with a letter behind it gives tokens.
 func tokenize(e encoder, text string, special bool) ([]uint32, []int, error) {
 	if err := e.check(text); err != nil {
 		return nil, nil, err

@@ -13,8 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool/internal/proofs"
 )
 
-// proven is an encoder that puts the fast one of package bpe in its place. It does so from the proof that both agree until they once do
-// not. What the fast one leaves out goes to the reference.
+// proven is an encoder that puts the fast one of package bpe in its place. It does so from
+// the proof that both agree until they once do not. What the fast one leaves out goes to the
+// reference.
 type proven struct {
 	encoder
 	fast   atomic.Pointer[bpe.Tokenizer]
@@ -69,8 +70,9 @@ func (e *proven) Encode(text string) ([]uint32, []int) { return e.encoder.encode
 // Decode implements bpe.Reference.
 func (e *proven) Decode(ids []uint32) string { return e.decode(ids, false) }
 
-// prove checks the fast encoder of a tokenizer that has just been loaded, while the reference serves the first texts. That takes a second
-// or two, in which no request waits. The tokenizer is held, and its memory given back at the end.
+// prove checks the fast encoder of a tokenizer that has just been loaded, while the reference
+// serves the first texts. That takes a second or two, in which no request waits. The tokenizer
+// is held, and its memory given back at the end.
 func (p *Pool) prove(t *tokenizer, data []byte) {
 	defer p.release(t)
 	if p.proofs.Acquire(p.ctx, 1) != nil {

@@ -192,8 +192,9 @@ func (p *Pool) leftQueue(err error) error {
 	return fmt.Errorf("%w: %w", ErrBusy, err)
 }
 
-// tryEnter takes a place among the waiters for a load. Models that may not exist, since only the network can
-// tell, get half of the places. So a flood of made-up names leaves room for models at hand.
+// tryEnter takes a place among the waiters for a load. Models that may not exist,
+// since only the network can tell, get half of the places. So a flood of made-up
+// names leaves room for models at hand.
 func (p *Pool) tryEnter(want place) bool {
 	if want == remotePlace && !p.remote.TryAcquire(1) {
 		return false

@@ -181,8 +181,8 @@ func TestGoldenEnds(t *testing.T) {
 }
 
 // TestGolden asks for every text, with and without special tokens, cold and hot, with each
-// prefix store: of one model in all three modes, of the others, which a mode does not know
-// apart, in one.
+// prefix store. It asks one model in all three modes, and the others, which a mode does not
+// know apart, in one.
 func TestGolden(t *testing.T) {
 	models := realModels(t)
 	texts := readGolden[goldenText](t, "texts.jsonl.gz")

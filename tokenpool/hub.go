@@ -49,8 +49,9 @@ type HubConfig struct {
 	// MaxFileBytes is the largest tokenizer taken. Default 256 MiB, which
 	// is the limit as well.
 	MaxFileBytes int64
-	// Attempts is how often a download is tried before it fails. What has arrived is kept
-	// from one attempt to the next, and from one Fetch to the next. Default 5, limit 100.
+	// Attempts is how often a download is tried before it fails. What has
+	// arrived is kept from one attempt to the next, and from one Fetch to the
+	// next. Default 5, limit 100.
 	Attempts int
 	// ResponseTimeout bounds the wait for response headers, the connection and
 	// redirects included, and for each part of a body to come. Default 15 s,
@@ -60,9 +61,9 @@ type HubConfig struct {
 	// Backoff is the pause before the second attempt; it doubles for each
 	// further one, up to 30 s. Default 500 ms, limit 30 s.
 	Backoff time.Duration
-	// Progress, if set, is called as a file arrives. It gets how many bytes are there,
-	// and how many there will be (-1 when the server does not say). It is called by one
-	// goroutine a file, at most once a megabyte and at the end.
+	// Progress, if set, is called as a file arrives. It gets how many bytes are
+	// there, and how many there will be (-1 when the server does not say). It is
+	// called by one goroutine a file, at most once a megabyte and at the end.
 	Progress func(model, file string, done, total int64)
 }
 

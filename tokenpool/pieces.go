@@ -45,8 +45,8 @@ type piece struct {
 	steps  []uint16
 }
 
-// pieceOverhead is what an entry takes beside its tokens. It counts the piece, its element
-// of the list, and its share of the map and of rounded-up allocations.
+// pieceOverhead is what an entry takes beside its tokens. It counts the piece, its
+// element of the list, and its share of the map and of rounded-up allocations.
 const pieceOverhead = 48 + 80 + 48 + 32
 
 func (p *piece) cost() int64 { return pieceOverhead + 6*int64(len(p.tokens)) }

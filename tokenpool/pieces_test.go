@@ -218,9 +218,9 @@ func cutRounds(t *testing.T) int {
 	return n
 }
 
-// TestPieces tokenizes texts that grow, in a pool that knows pieces of them: with
-// the tokens and ends that the tokenizer gives for the whole, and no more work
-// than what is new.
+// TestPieces tokenizes texts that grow, in a pool that knows pieces of them. They
+// get the tokens and ends that the tokenizer gives for the whole, and take no more
+// work than what is new.
 func TestPieces(t *testing.T) {
 	for _, m := range realModels(t) {
 		t.Run(filepath.Base(m.Model), func(t *testing.T) {

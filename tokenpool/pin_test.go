@@ -112,8 +112,8 @@ func TestPinHolds(t *testing.T) {
 }
 
 // TestHotReload replaces a tokenizer again and again, by one that gives other tokens,
-// while it is asked. No answer mixes two of them, and no text that is asked for after
-// a replacement has been seen gets tokens of before, from whatever store.
+// while it is asked. No answer mixes two of them. No text that is asked for after a
+// replacement has been seen gets tokens of before, from whatever store.
 func TestHotReload(t *testing.T) {
 	for _, s := range stores()[1:] {
 		t.Run(s.name, func(t *testing.T) {

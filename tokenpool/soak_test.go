@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/prompt"
 )
 
-// TestSoak has 8 goroutines tokenize texts and chats that are all different, and
+// TestSoak has 8 goroutines tokenize texts and chats that are all different. It
 // holds the process's memory to what it was when the stores were full.
 // KVATLAS_SOAK is how many; `make soak` takes ten million.
 func TestSoak(t *testing.T) {
@@ -73,7 +73,7 @@ func TestSoak(t *testing.T) {
 }
 
 // TestTenMegabytes asks for a text of 10 MB, where that is allowed. A caller that does not wait has an answer
-// before it is done, which says that there is more; its tokens are those of the text, since they are the text
+// before it is done, which says that there is more. Its tokens are those of the text, since they are the text
 // again.
 func TestTenMegabytes(t *testing.T) {
 	t.Parallel()
@@ -101,8 +101,8 @@ func TestTenMegabytes(t *testing.T) {
 	}
 }
 
-// TestLargeTexts holds large and pathological texts to the tokens that they have in
-// one piece, and the memory that the process has afterwards to a bound.
+// TestLargeTexts holds large and pathological texts to the tokens that they have in one
+// piece. It holds the memory that the process has afterwards to a bound.
 func TestLargeTexts(t *testing.T) {
 	const mb = 1 << 20
 	p := realPool(t, Config{})

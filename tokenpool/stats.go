@@ -89,8 +89,9 @@ type Stats struct {
 	// dropped.
 	Loads, LoadErrors, Dropped uint64
 
-	// Queued is the number of texts that wait for a worker, of Queue at most. Running is
-	// those in work, of Workers; Waiting is those that wait for a tokenizer, of Queue.
+	// Queued is the number of texts that wait for a worker, of Queue at most.
+	// Running is those in work, of Workers; Waiting is those that wait for a
+	// tokenizer, of Queue.
 	Queued, Queue, Running, Workers, Waiting int
 	// HeldBytes is the size of all these texts, of QueueBytes at most.
 	HeldBytes, QueueBytes int64

@@ -17,9 +17,9 @@ import (
 )
 
 // TestStress asks for many texts in all ways at once of a pool in which
-// everything is scarce, replaces tokenizers meanwhile, and closes it in the
-// middle. All answers must be right, all errors expected, and everything given
-// back (fakes.check, goleak).
+// everything is scarce. It replaces tokenizers meanwhile, and closes the pool in
+// the middle. All answers must be right, all errors expected, and everything
+// given back (fakes.check, goleak).
 func TestStress(t *testing.T) {
 	for _, s := range stores() {
 		t.Run(s.name, func(t *testing.T) {

@@ -56,9 +56,9 @@ func fileOf(r map[string]uint32) string {
 }
 
 // TestTiktokenGolden holds files of real vocabularies to what the library tiktoken
-// and the models' Python code give (scripts/make-tiktoken-goldens.py), through all
-// that a text passes in a pool: pieces, stores and the cuts of long texts.
-// KVATLAS_TEST_TIKTOKEN is a folder of further ones.
+// and the models' Python code give (scripts/make-tiktoken-goldens.py). It does so
+// through all that a text passes in a pool: pieces, stores and the cuts of long
+// texts. KVATLAS_TEST_TIKTOKEN is a folder of further ones.
 func TestTiktokenGolden(t *testing.T) {
 	const golden = "../testdata/tokens"
 	root := t.TempDir()
@@ -141,8 +141,8 @@ func mergeAsTiktoken(r map[string]uint32, text string) (ids []uint32) {
 	return ids
 }
 
-// TestTiktokenMerges has vocabularies made at random, so that the ranks of parts are
-// above those of the whole, tokens that no merge comes to, and many ways to each.
+// TestTiktokenMerges has vocabularies made at random. So the ranks of parts are above
+// those of the whole, there are tokens that no merge comes to, and many ways to each.
 func TestTiktokenMerges(t *testing.T) {
 	const letters = "abc"
 	for seed := range uint64(8) {
@@ -205,8 +205,8 @@ func TestSlowOnly(t *testing.T) {
 	}
 }
 
-// TestHubTiktoken takes tiktoken files from the hub, from its cache when the hub is
-// away, and from nowhere when it is not what it should be.
+// TestHubTiktoken takes tiktoken files from the hub, and from its cache when the hub is
+// away. It takes one from nowhere when it is not what it should be.
 func TestHubTiktoken(t *testing.T) {
 	r := map[string]uint32{}
 	for b := range 256 {

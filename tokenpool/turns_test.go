@@ -44,8 +44,8 @@ func asChat(content, template string) *prompt.Chat {
 	return &prompt.Chat{Messages: []byte(`[{"role":"user","content":"` + content + `"}]`), ChatTemplate: template}
 }
 
-// TestCaseChatsWithoutABound: chats are rendered in turns, which texts and chats that are
-// quick to render do not share with slow ones, and no caller waits longer than it wants.
+// TestCaseChatsWithoutABound: chats are rendered in turns, which texts and chats that are quick
+// to render do not share with slow ones. No caller waits longer than it wants.
 func TestCaseChatsWithoutABound(t *testing.T) {
 	const workers = 4
 	p, begun, gate := gatedPool(t, Config{Workers: workers, Budget: time.Millisecond})

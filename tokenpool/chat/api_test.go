@@ -121,8 +121,8 @@ func TestAPIs(t *testing.T) {
 	}
 }
 
-// TestAPIOfIsSafe takes the API of random requests from their fields: chats are chats, and
-// messages that pass for one are rendered as one, but for empty contents and texts, and
+// TestAPIOfIsSafe takes the API of random requests from their fields. Chats are chats, and
+// messages that pass for one are rendered as one. Not so are empty contents and texts, and
 // systems in the midst, which only vLLM's route of their own could tell apart.
 func TestAPIOfIsSafe(t *testing.T) {
 	for _, c := range apiCases(t, "chat") {

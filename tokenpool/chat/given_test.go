@@ -40,7 +40,7 @@ func TestFuelOfGivenTemplates(t *testing.T) {
 }
 
 // The compiled templates of requests are bounded together, by the length of their
-// sources, and those that are not kept are closed when their last user has gone.
+// sources. Those that are not kept are closed when their last user has gone.
 func TestTemplatesAreBounded(t *testing.T) {
 	c := NewTemplates()
 	source := func(i, n int) string { return fmt.Sprintf("{{ %d }}", i) + strings.Repeat("x", n) }

@@ -154,8 +154,8 @@ var hostile = map[string]string{
 }
 
 // TestHostile renders them. All end soon, which the time limit of the test run
-// watches, in an error of the right kind or, where the work was within the
-// limits, in a text; and together they have not needed much memory.
+// watches. They end in an error of the right kind or, where the work was within
+// the limits, in a text. Together they have not needed much memory.
 func TestHostile(t *testing.T) {
 	// What is done at a stroke, or less than it looks like.
 	harmless := map[string]bool{

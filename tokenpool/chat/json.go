@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// The functions of this file walk JSON that json.Valid has accepted, without decoding
-// it. So what they do not look at stays as it was sent.
+// The functions of this file walk JSON that json.Valid has accepted, without
+// decoding it. So what they do not look at stays as it was sent.
 
 // member is one member of a JSON object.
 type member struct {

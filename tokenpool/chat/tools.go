@@ -96,9 +96,9 @@ func leading(ms []member, keys ...string) []member {
 	return out
 }
 
-// rebuildTool gives a tool the form that it has after vLLM has read and written it. That has the fields that
-// vLLM knows, in its order, with null for two that are missing. One without function, which vLLM refuses,
-// stays as it is.
+// rebuildTool gives a tool the form that it has after vLLM has read and written it. That
+// has the fields that vLLM knows, in its order, with null for two that are missing. One
+// without function, which vLLM refuses, stays as it is.
 func rebuildTool(raw json.RawMessage) json.RawMessage {
 	given := members(raw)
 	if first(get(given, "function")) != '{' {

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// class is a class of transformers 5 that takes only the vocabulary, the merges and the post-processor
-// out of a tokenizer.json. It has all the rest in its code. The added tokens of the file do not count
-// then, where the configuration has some.
+// class is a class of transformers 5 that takes only the vocabulary, the merges and the
+// post-processor out of a tokenizer.json. It has all the rest in its code. The added
+// tokens of the file do not count then, where the configuration has some.
 type class struct {
 	name string
 	// defaults are tokens that a tokenizer has unless the configuration names others;

@@ -74,7 +74,7 @@ func metaspace(scheme string, split bool) object {
 }
 
 // TestSpaces compares random texts with the reference for every way in which files of
-// SentencePiece's BPE write spaces, with added tokens of every kind, and with tokens that
+// SentencePiece's BPE write spaces. It has added tokens of every kind, and tokens that
 // reach over spaces.
 func TestSpaces(t *testing.T) {
 	stages := map[string][2]any{

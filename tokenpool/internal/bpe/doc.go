@@ -1,6 +1,6 @@
-// Package bpe tokenizes to the tokens of Hugging Face's tokenizers, at a tenth of their cost or less. It
-// does BPE over bytes, as most models that are served today do. It also does SentencePiece's BPE over
-// characters, as Llama 2 and Gemma do.
+// Package bpe tokenizes to the tokens of Hugging Face's tokenizers, at a tenth of their cost
+// or less. It does BPE over bytes, as most models that are served today do. It also does
+// SentencePiece's BPE over characters, as Llama 2 and Gemma do.
 //
 // Read reads a tokenizer.json and refuses everything that it does not do in exactly the same way. It
 // refuses another model than BPE, and an expression that is not one of those in patterns. It refuses

@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-// TestRandomTexts compares tokens and ends on texts of Corpus: a megabyte for each tokenizer,
-// or as many bytes as KVATLAS_TEST_BYTES says, or as many texts as KVATLAS_TEST_TEXTS. They
-// are made of up to 400 bytes; with KVATLAS_TEST_LENGTH, of up to as many as that says, but
-// for one in 32: the reference takes ten microseconds for a byte, which bounds how many
-// texts can be played.
+// TestRandomTexts compares tokens and ends on texts of Corpus. They have a megabyte for each
+// tokenizer, or as many bytes as KVATLAS_TEST_BYTES says, or are as many texts as
+// KVATLAS_TEST_TEXTS says. They are made of up to 400 bytes; with KVATLAS_TEST_LENGTH, of up to
+// as many as that says, but for one in 32. The reference takes ten microseconds for a byte, which
+// bounds how many texts can be played.
 func TestRandomTexts(t *testing.T) {
 	size, count := fromEnv(t, "KVATLAS_TEST_BYTES"), fromEnv(t, "KVATLAS_TEST_TEXTS")
 	length := fromEnv(t, "KVATLAS_TEST_LENGTH")

@@ -13,13 +13,13 @@ type Tokenizer struct {
 	merges   *merges
 	bridges  *bridges
 	byteIDs  [256]uint32
-	// whole has the tokens that a word of the same spelling is, whatever the merges make of it. It is nil if
-	// the tokenizer has no such rule.
+	// whole has the tokens that a word of the same spelling is, whatever the merges make of
+	// it. It is nil if the tokenizer has no such rule.
 	whole *vocabulary
 	// lengths has the number of bytes of each token.
 	lengths []uint16
-	// raw are the added tokens that are looked for in the text as it stands. Those in normalized are looked
-	// for in what is left, after normalization.
+	// raw are the added tokens that are looked for in the text as it stands. Those in
+	// normalized are looked for in what is left, after normalization.
 	raw, normalized *matcher
 	// added are the added tokens' texts.
 	added []string
@@ -148,8 +148,9 @@ func (t *Tokenizer) word(w *worker, i, j int) {
 	}
 }
 
-// singles adds the tokens of characters of three bytes, as long as each is one token that stands apart. It
-// returns where the first other character begins, or j. No token may reach to i.
+// singles adds the tokens of characters of three bytes, as long as each is one token that
+// stands apart. It returns where the first other character begins, or j. No token may reach to
+// i.
 func (t *Tokenizer) singles(w *worker, i, j int) int {
 	if !isWide(w.text[i]) {
 		return i
@@ -176,8 +177,8 @@ func (t *Tokenizer) singles(w *worker, i, j int) int {
 	}
 }
 
-// partOfWord sets parts of words apart from words in the cache. A word may be a token whatever the merges
-// make of it; a part of one may not.
+// partOfWord sets parts of words apart from words in the cache. A word may be a token
+// whatever the merges make of it; a part of one may not.
 const partOfWord = 1 << 63
 
 // short adds the tokens of up to maxCached bytes.

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// TestWide holds the tables of wide characters to the tokens themselves: no two characters
-// are apart that a token, or a part of one, reaches over, and those that are one token are
-// what the merges make of them.
+// TestWide holds the tables of wide characters to the tokens themselves. No two characters
+// are apart that a token, or a part of one, reaches over. Those that are one token are what
+// the merges make of them.
 func TestWide(t *testing.T) {
 	for _, b := range all(t) {
 		t.Run(b.name, func(t *testing.T) {

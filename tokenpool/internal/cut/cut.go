@@ -14,9 +14,9 @@
 //   - overlaps with no other added token, nor with itself: so no search finds
 //     another one in its place.
 //
-// The dummy prefix that sentencepiece models put before a text (Metaspace with prepend_scheme first) goes
-// by the place of the piece. The piece behind the cut is the added token itself, so it gets no prefix, as
-// in the whole.
+// The dummy prefix that sentencepiece models put before a text (Metaspace with
+// prepend_scheme first) goes by the place of the piece. The piece behind the cut is
+// the added token itself, so it gets no prefix, as in the whole.
 //
 // Between a line feed and an ASCII letter or digit, for tokenizers that split the
 // text with one of the expressions in tokenfile.LineSplits. None of their alternatives
@@ -122,8 +122,8 @@ func New(data []byte, split bool) *Cutter {
 // wordsAfter is eight times the least piece that is kept: words are cut where lines are long.
 const wordsAfter = 4 << 10
 
-// wordEnd returns the first place, at from (1 or more) or later, between a letter or digit and a space or
-// comma. Without one it returns the end of the text.
+// wordEnd returns the first place, at from (1 or more) or later, between a letter or
+// digit and a space or comma. Without one it returns the end of the text.
 func wordEnd(text string, from int) int {
 	for i := from; i < len(text); i++ {
 		if (text[i] == ' ' || text[i] == ',') && isAlnum(text[i-1]) {
