@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
-// load makes messages as an engine sends them: each stores 16 blocks of 16 tokens, of
+// load makes messages as an engine sends them. Each stores 16 blocks of 16 tokens, of
 // prompts of four messages, and evicts as many once there are keep.
 type load struct {
 	keep int // messages
@@ -92,9 +92,9 @@ func inProcess(x store.Index) bool {
 	return ok
 }
 
-// BenchmarkWire is from bytes on a TCP connection to the index, for one rank: an op is
-// a message of 16 engine blocks of 16 tokens stored and 16 removed. The messages are
-// made before, and sent by another goroutine, whose CPU time is in the figure.
+// BenchmarkWire is from bytes on a TCP connection to the index, for one rank. An op is a
+// message of 16 engine blocks of 16 tokens stored and 16 removed. The messages are made
+// before, and sent by another goroutine, whose CPU time is in the figure.
 func BenchmarkWire(b *testing.B) {
 	benchIndexes(b, func(b *testing.B, x store.Index, other func() time.Duration) {
 		must.Get(x.Register(b.Context(), store.Pod{Name: "pod", Model: testModel}))(b)
@@ -149,8 +149,8 @@ const fanInVariable = "KVATLAS_TEST_RANKS"
 
 // BenchmarkFanIn reads 500 ranks at once over loopback: an op is a message of each. It
 // reports the memory that each rank takes, with the index in memory and the replay buffer
-// of the publisher, and how it grows while the content of the caches goes through. The
-// relay keeps 32 messages.
+// of the publisher. It also reports how that grows while the content of the caches goes
+// through. The relay keeps 32 messages.
 func BenchmarkFanIn(b *testing.B) {
 	ranks := 500
 	if s := os.Getenv(fanInVariable); s != "" {
@@ -239,7 +239,7 @@ func BenchmarkFanIn(b *testing.B) {
 }
 
 // BenchmarkOneEngine is what one engine costs at 100 messages a second, the most that a
-// rank of vLLM sends: 16 engine blocks stored and 16 removed in each. It reports the CPU
+// rank of vLLM sends. Each has 16 engine blocks stored and 16 removed. It reports the CPU
 // time as percent of a core, and the memory beside the index.
 func BenchmarkOneEngine(b *testing.B) {
 	benchIndexes(b, func(b *testing.B, x store.Index, other func() time.Duration) {

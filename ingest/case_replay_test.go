@@ -30,8 +30,8 @@ func messagesOf(engine string, from, to uint64) (out []zmq.Message) {
 	return out
 }
 
-// answer is what a replay socket says to a question, how long it takes over it (0 is until
-// it is given up), and with which error it ends.
+// answer is what a replay socket says to a question. It says how long that takes (0 is until it
+// is given up), and with which error it ends.
 type answer struct {
 	messages []zmq.Message
 	took     time.Duration
@@ -125,8 +125,8 @@ func (c *clocked) credited(t *testing.T, engine string, end uint64) {
 	}
 }
 
-// lies are replay sockets as they should not be, when an engine P that is at 111 has lost
-// message 110 on the way, and 109 is the last that was taken.
+// lies are replay sockets as they should not be. An engine P that is at 111 has lost message
+// 110 on the way, and 109 is the last that was taken.
 var lies = map[string]func(n int, from uint64) answer{
 	"silence":        func(int, uint64) answer { return answer{err: zmq.ErrCut} },
 	"garbage":        func(int, uint64) answer { return answer{took: time.Millisecond, err: zmq.ErrProtocol} },
@@ -173,8 +173,8 @@ var lies = map[string]func(n int, from uint64) answer{
 	},
 }
 
-// TestCaseReplayThatNeverAnswers: once a message is known to be missing, what is credited is
-// right again before 2 s are over, whatever the replay socket does, and stays so.
+// TestCaseReplayThatNeverAnswers: once a message is known to be missing, what is credited is right
+// again before 2 s are over. That holds whatever the replay socket does, and stays so.
 func TestCaseReplayThatNeverAnswers(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
@@ -215,8 +215,8 @@ func TestCaseReplayThatNeverAnswers(t *testing.T) {
 	}
 }
 
-// TestCaseReplayOfAnotherEngine begins with a replay that lies, in all the ways: credit for
-// what another engine has ends when the engine itself has been heard for some time.
+// TestCaseReplayOfAnotherEngine begins with a replay that lies, in all the ways. Credit for what
+// another engine has ends when the engine itself has been heard for some time.
 func TestCaseReplayOfAnotherEngine(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
@@ -341,8 +341,8 @@ func TestReplayThatHangs(t *testing.T) {
 	}
 }
 
-// TestFarNumbers has numbers in the replay and in the live stream that the index has no
-// place for, or that are far from those which come.
+// TestFarNumbers has odd numbers in the replay and in the live stream. The index has no place
+// for them, or they are far from those which come.
 func TestFarNumbers(t *testing.T) {
 	for _, far := range []uint64{1 << 50, store.MaxSequence - 1, store.MaxSequence, 1 << 62, 1<<64 - 2, 1<<64 - 1} {
 		t.Run(fmt.Sprint(far), func(t *testing.T) {

@@ -39,23 +39,24 @@ type Config struct {
 	// do nothing then. No other Ingester reads ranks of it: while all that is known of a rank
 	// fits in memory, the generation's map is not written.
 	InProcess bool
-	// ReplayBytes bounds what one question to a replay socket may bring before the
-	// next is asked, 32 MiB. Replays is how many ranks ask at a time, 8. The answers that all have and have
-	// not worked off stay below that many times ReplayBytes.
+	// ReplayBytes bounds what one question to a replay socket may bring before the next is
+	// asked, 32 MiB. Replays is how many ranks ask at a time, 8. The answers that all have
+	// and have not worked off stay below that many times ReplayBytes.
 	ReplayBytes int64
 	Replays     int
 	// ReplayIdle is how long a replay socket may say nothing in the middle of an answer,
 	// 2 s.
 	ReplayIdle time.Duration
-	// ReplayTries is how often in a row a replay may bring nothing of what is missing before it counts as
-	// lost, 5. The pauses grow, and take some seconds together.
+	// ReplayTries is how often in a row a replay may bring nothing of what is
+	// missing before it counts as lost, 5. The pauses grow, and take some seconds
+	// together.
 	ReplayTries int
 	// ReplayPatience is how long a rank keeps its credit while events are known to be missing, or a replay
 	// contradicts the live stream: 1.5 s. It is the time of all questions together; then a generation begins
 	// with what comes live.
 	ReplayPatience time.Duration
-	// Quiet is how long a rank is silent before its replay socket is asked whether there is more, 2 s. While
-	// there is nothing the time doubles up to 1 minute.
+	// Quiet is how long a rank is silent before its replay socket is asked whether
+	// there is more, 2 s. While there is nothing the time doubles up to 1 minute.
 	Quiet time.Duration
 	// RelayMessages and RelayBytes bound what is kept of each rank for
 	// Ingester.Recent: 1,024 messages and 1 MiB. Below 0 keeps none.
@@ -70,8 +71,9 @@ type Config struct {
 	Media *event.Media
 	// Copies is what a repeated store of a block means.
 	Copies rechunk.Copies
-	// Records is how many engine blocks of a rank are kept in memory, 100 to 250 bytes each. What is beyond
-	// is read from the index when it is needed. 256 Ki, at least rechunk.MinRecords.
+	// Records is how many engine blocks of a rank are kept in memory, 100 to 250 bytes
+	// each. What is beyond is read from the index when it is needed. 256 Ki, at least
+	// rechunk.MinRecords.
 	Records int
 	// Unremoved bounds the engine blocks that a rank holds in each tier, but the GPU's, in which its engine
 	// never reports a removal. LMCache is so through vLLM. The oldest are taken for removed. 262,144; below 0

@@ -41,8 +41,8 @@ func newFanIn(t *testing.T, x store.Index, ranks int, tcp bool) *fanIn {
 	t.Helper()
 	f := &fanIn{t: t, x: x, loads: make([]load, ranks)}
 	var err error
-	// A rank that is late is not to be asked for a replay: that begins far behind what it
-	// has had, and its generation with it.
+	// A rank that is late is not to be asked for a replay. That begins far behind what it has
+	// had, and its generation with it.
 	if f.in, err = New(Config{Index: x, RelayMessages: 32, Quiet: 10 * time.Minute}); err != nil {
 		t.Fatal(err)
 	}
@@ -96,8 +96,8 @@ func (f *fanIn) round() {
 	f.until("room", func() bool { return f.in.Stats().QueueBytes < 16<<20 })
 }
 
-// burst is many messages of each rank at once: its batches become as large as they can,
-// as they do for a rank that falls behind, and all that is as large as they are.
+// burst is many messages of each rank at once. Its batches become as large as they can, as they
+// do for a rank that falls behind. So all that is as large as they are becomes so too.
 func (f *fanIn) burst() {
 	const messages = 256
 	for i, p := range f.pubs {
@@ -120,9 +120,9 @@ func (f *fanIn) settle() {
 	}
 }
 
-// flatSample is the memory of the process at a time: the heap that is in use when
-// everything that was sent is applied and the garbage is collected, and what the process
-// had in RAM before that.
+// flatSample is the memory of the process at a time. It has the heap that is in use when
+// everything that was sent is applied and the garbage is collected. It also has what the
+// process had in RAM before that.
 type flatSample struct{ heap, resident int64 }
 
 func (f *fanIn) sample() flatSample {

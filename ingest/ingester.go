@@ -139,9 +139,9 @@ func (in *Ingester) Close() error {
 	return nil
 }
 
-// Read reads the stream of one rank until ctx is done, and writes it to the index under the fence. The
-// fence must not be lower than that of any reader of the rank before. It connects, and connects again, by
-// itself.
+// Read reads the stream of one rank until ctx is done, and writes it to the index under
+// the fence. The fence must not be lower than that of any reader of the rank before. It
+// connects, and connects again, by itself.
 //
 // It returns ctx's error, ErrReading, ErrClosed, store.ErrClosed, or an error of
 // s.Validate. It returns store.ErrFenced when another reader has taken over, and

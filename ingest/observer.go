@@ -25,12 +25,13 @@ type Observer struct {
 	TookOver func(pod string, rank int, gen store.Generation, next uint64)
 	// Gap says that sequences from first to before next are missing.
 	Gap func(pod string, rank int, first, next uint64)
-	// Doubted says that the replay contradicts the live stream: it is another engine's, or tells nonsense.
-	// The last number that was heard is live, and the one that was to come is next. It is told once until the
-	// replay agrees with the live stream again.
+	// Doubted says that the replay contradicts the live stream: it is another engine's, or
+	// tells nonsense. The last number that was heard is live, and the one that was to come is
+	// next. It is told once until the replay agrees with the live stream again.
 	Doubted func(pod string, rank int, live, next uint64)
-	// Replayed says that the replay socket was asked, with how many messages were new to us. Argument err
-	// says why it ended early, nil if the engine said that it was done.
+	// Replayed says that the replay socket was asked, with how many messages were
+	// new to us. Argument err says why it ended early, nil if the engine said that
+	// it was done.
 	Replayed func(pod string, rank int, from uint64, messages int, err error)
 	// Events tells how many events of one kind have been applied.
 	Events func(pod string, rank int, kind event.Kind, n int)

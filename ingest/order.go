@@ -1,13 +1,15 @@
 package ingest
 
-// order is where the stream of a rank stands. It is a pure state machine. It is told numbers and fingerprints
-// of messages, in the order in which they come over the wire, and says what to do with each.
+// order is where the stream of a rank stands. It is a pure state machine. It is told
+// numbers and fingerprints of messages, in the order in which they come over the
+// wire, and says what to do with each.
 //
-// A fingerprint is a hash of a message's bytes, which have the time in them. So two processes hardly ever
-// have the same message under one number.
+// A fingerprint is a hash of a message's bytes, which have the time in them. So two
+// processes hardly ever have the same message under one number.
 type order struct {
-	// known is true when a message of this life has been taken. Then next is the sequence that comes next,
-	// and mark the fingerprint of the one before. When it is not known, next is from where on to ask.
+	// known is true when a message of this life has been taken. Then next is the
+	// sequence that comes next, and mark the fingerprint of the one before. When it is
+	// not known, next is from where on to ask.
 	known bool
 	next  uint64
 	mark  uint64
@@ -20,14 +22,14 @@ type order struct {
 	// proved is true when the answer to the last ask is of the same life as what was
 	// taken.
 	proved bool
-	// sure is true when the last message that was taken is of the process that is heard. It came over this
-	// connection, or with an answer that has a message which did.
+	// sure is true when the last message that was taken is of the process that is heard. It
+	// came over this connection, or with an answer that has a message which did.
 	sure bool
-	// behind is true while live messages have lower numbers than what was taken or given up. Nothing proves
-	// then that this was of the process that is heard.
+	// behind is true while live messages have lower numbers than what was taken or given
+	// up. Nothing proves then that this was of the process that is heard.
 	behind bool
-	// joined is true when a live message was taken behind what a replay has told. Nothing has shown yet that
-	// both are of one process.
+	// joined is true when a live message was taken behind what a replay has told.
+	// Nothing has shown yet that both are of one process.
 	joined bool
 	// doubted is true when what a replay has told contradicts the live stream, until a
 	// replay agrees with it again.

@@ -119,8 +119,8 @@ func (w *wire) pause(_ context.Context, n int, _ time.Duration) error {
 	return nil
 }
 
-// check holds what was taken against what was sent: the messages of one life from some
-// point on without a hole, a repetition or a strange one between.
+// check holds what was taken against what was sent. It must be the messages of one life from
+// some point on without a hole, a repetition or a strange one between.
 func (w *wire) check(f *follower) {
 	for i, m := range w.taken {
 		if i > 0 && m.Seq != w.taken[i-1].Seq+1 {
@@ -133,8 +133,8 @@ func (w *wire) check(f *follower) {
 }
 
 // TestFollower loses, repeats, mixes up and cuts at random. After each step what was
-// taken must be a stretch of the stream, and when the faults are over, it must be the
-// end of the present life.
+// taken must be a stretch of the stream. When the faults are over, it must be the end
+// of the present life.
 func TestFollower(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()

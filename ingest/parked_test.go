@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestParkedAndMoved: what a reader has left is worth nothing once another has written to the generation, and
-// its map does not say what it would have to.
+// TestParkedAndMoved: what a reader has left is worth nothing once another has written to the generation. Its map
+// does not say what it would have to.
 func TestParkedAndMoved(t *testing.T) {
 	x := newIndex(t)
 	s := newStage(t, x, true, Config{InProcess: true})

@@ -317,8 +317,8 @@ func (x stopping) Apply(ctx context.Context, batches ...store.Batch) error {
 	return x.why
 }
 
-// TestWriterTellsApart has batches of two generations in one call of which one is refused
-// and the other one stopped by something else: neither may be told what is the other's.
+// TestWriterTellsApart has batches of two generations in one call of which one is refused and
+// the other one stopped by something else. Neither may be told what is the other's.
 func TestWriterTellsApart(t *testing.T) {
 	ctx := t.Context()
 	x := must.Get(memory.New(memory.Config{MaxMapEntries: 1}))(t)

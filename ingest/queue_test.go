@@ -68,8 +68,8 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestQueuesShareRoom puts into many queues at once more than they have room for: all of
-// it comes out in order, and a queue without a reader holds no other up.
+// TestQueuesShareRoom puts into many queues at once more than they have room for. All of it
+// comes out in order, and a queue without a reader holds no other up.
 func TestQueuesShareRoom(t *testing.T) {
 	const messages, size = 3000, 400
 	shared := &budget{limit: 20 * (size + overhead)}

@@ -208,8 +208,8 @@ func TestLagOfNoTime(t *testing.T) {
 	}
 }
 
-// TestReadAndTakeOver reads an engine, and goes on after a pause: with what the map has, and
-// where the index is of this process with what the reader has left.
+// TestReadAndTakeOver reads an engine, and goes on after a pause. It goes on with what the map
+// has, and where the index is of this process with what the reader has left.
 func TestReadAndTakeOver(t *testing.T) {
 	for name, inProcess := range map[string]bool{"by the map": false, "in process": true} {
 		t.Run(name, func(t *testing.T) { readAndTakeOver(t, inProcess) })
@@ -306,7 +306,7 @@ func readAndTakeOver(t *testing.T, inProcess bool) {
 	}
 }
 
-// TestReadRenamed reads an engine that lives on under another model's name: what the
+// TestReadRenamed reads an engine that lives on under another model's name. What the
 // engine can replay is filed under the new one, and nothing under the old one.
 func TestReadRenamed(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) []pagedIndex{
@@ -434,8 +434,8 @@ func (s *stage) lossless() {
 	}
 }
 
-// TestReadIndexAway takes the index away while the engine goes on, until the queue has no
-// room: the engine's connection is not read, and all of it is there in the end.
+// TestReadIndexAway takes the index away while the engine goes on, until the queue has no room.
+// The engine's connection is not read, and all of it is there in the end.
 func TestReadIndexAway(t *testing.T) {
 	for _, inProcess := range []bool{false, true} {
 		t.Run(fmt.Sprintf("in process %v", inProcess), func(t *testing.T) {
@@ -467,8 +467,8 @@ func TestReadIndexAway(t *testing.T) {
 	}
 }
 
-// TestReadBurst sends much more than finds room, of an engine without a replay socket, to
-// an index that hangs: what waits here stays bounded, and nothing is lost.
+// TestReadBurst sends much more than finds room, of an engine without a replay socket, to an
+// index that hangs. What waits here stays bounded, and nothing is lost.
 func TestReadBurst(t *testing.T) {
 	const messages = 20_000
 	hung := &faulty{pagedIndex: newIndex(t)}

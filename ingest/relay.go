@@ -26,8 +26,8 @@ var (
 
 // Recent are messages of a rank.
 type Recent struct {
-	// Messages are in order and without a hole, as the engine has sent them. The Decoder of event reads their
-	// payloads, which are shared and must not be changed.
+	// Messages are in order and without a hole, as the engine has sent them. The
+	// Decoder of event reads their payloads, which are shared and must not be changed.
 	Messages []zmq.Message
 	// First and Last are the oldest and the newest that are kept.
 	First, Last uint64

@@ -177,10 +177,10 @@ func (f *fleet) stop() {
 	f.in.Close()
 }
 
-// TestReleasesUnderFaults has the publishers of all releases publish random events while
-// processes are killed and started again, the index hangs, the reader dies and another
-// one takes over, links are cut and replays too. In the end the index must hold for each
-// pod what a plain model holds of the events since its generation began.
+// TestReleasesUnderFaults has the publishers of all releases publish random events under
+// faults. Processes are killed and started again, the index hangs, the reader dies and
+// another one takes over, and links are cut and replays too. In the end the index must
+// hold for each pod what a plain model holds of the events since its generation began.
 func TestReleasesUnderFaults(t *testing.T) {
 	total := 12_000
 	if testing.Short() {

@@ -66,10 +66,9 @@ func newRedis(t *testing.T, n int) (out []pagedIndex) {
 	return out
 }
 
-// TestPushStreams pushes random histories of one stream with events of three ranks and of
-// one that is a rank's alone, through two replicas in turn, whose writes fail in part. What
-// the index holds of each rank is what a plain model holds of the pushes since the last
-// one that is missing.
+// TestPushStreams pushes random histories through two replicas in turn, whose writes fail in
+// part. One stream has events of three ranks, and one is a rank's alone. What the index holds
+// of each rank is what a plain model holds of the pushes since the last one that is missing.
 func TestPushStreams(t *testing.T) {
 	for name, indexes := range map[string]func(t *testing.T) []pagedIndex{
 		"memory": func(t *testing.T) []pagedIndex { x := newIndex(t); return []pagedIndex{x, x} },

@@ -22,8 +22,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// publishVariable is the environment variable by which BenchmarkPublished makes this program
-// a process of publishers: where they listen, how many, messages of each, blocks of each.
+// publishVariable is the environment variable by which BenchmarkPublished makes this program a
+// process of publishers. It says where they listen, how many, messages of each, blocks of each.
 const publishVariable = "KVATLAS_TEST_PUBLISH"
 
 // promptBlocks is how many blocks a prompt of a chain has.
@@ -89,9 +89,9 @@ func publish(what string) error {
 	return err
 }
 
-// BenchmarkPublished is from ten publishers in a process of their own to the index, over
-// unix sockets, as fast as it goes: an op is a message of each, of 1, 16 or 128 new blocks of
-// 16 tokens. The CPU time is of this process, without the publishers.
+// BenchmarkPublished is from ten publishers in a process of their own to the index, over unix
+// sockets, as fast as it goes. An op is a message of each, of 1, 16 or 128 new blocks of 16
+// tokens. The CPU time is of this process, without the publishers.
 func BenchmarkPublished(b *testing.B) {
 	const ranks = 10
 	for _, blocks := range []int{1, 16, 128} {

@@ -509,8 +509,8 @@ func TestTemplateApproximate(t *testing.T) {
 	}
 }
 
-// TestRegistryThatIsLost: pods of a registry that has none of them any more come back at once,
-// and one that was taken out alone does with its next renewal.
+// TestRegistryThatIsLost: pods of a registry that has none of them any more come back at once. One
+// that was taken out alone does with its next renewal.
 func TestRegistryThatIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := must.Get(memory.New(memory.Config{}))(t)
@@ -568,8 +568,8 @@ func (s *starting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// TestEngineThatStarts registers a pod soon after its engine can be asked, and does not ask one
-// that never can much more often than its registration would be renewed.
+// TestEngineThatStarts registers a pod soon after its engine can be asked. An engine that never can
+// be is not asked much more often than its registration would be renewed.
 func TestEngineThatStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := must.Get(memory.New(memory.Config{}))(t)

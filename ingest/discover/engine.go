@@ -127,8 +127,8 @@ func (a *Asker) Ask(ctx context.Context, p *store.Pod) error {
 // engines are the kinds by what they call themselves in /v1/models.
 var engines = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
-// card is a model as an engine lists it. There is one for each name that it serves the model by, and one for
-// each LoRA adapter, whose parent is one of those.
+// card is a model as an engine lists it. There is one for each name that it serves the model
+// by, and one for each LoRA adapter, whose parent is one of those.
 type card struct {
 	ID      string  `json:"id"`
 	OwnedBy string  `json:"owned_by"`

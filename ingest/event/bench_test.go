@@ -50,8 +50,8 @@ func BenchmarkDecode(b *testing.B) {
 }
 
 // BenchmarkDecodePeer is the map form with the raw functions of tinylib/msgp, the
-// fastest general decoder we know: just the fields, into memory that is reused,
-// with none of what tells versions apart. It is there to be compared with.
+// fastest general decoder we know. It reads just the fields, into memory that is
+// reused, with none of what tells versions apart. It is there to be compared with.
 func BenchmarkDecodePeer(b *testing.B) {
 	payloads := benchBatches(encode.VLLM33)
 	var p peer

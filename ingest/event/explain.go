@@ -145,8 +145,9 @@ func explainVLLM(e *Event, n int, seed, loraPath string) (Explanation, bool) {
 	return Explanation{}, false
 }
 
-// vllmObjects are the event's objects by where they stand in the prompt. An event tells where an object
-// begins and which blocks it reaches into. So its length is that up to the end of the last of them.
+// vllmObjects are the event's objects by where they stand in the prompt. An event
+// tells where an object begins and which blocks it reaches into. So its length is
+// that up to the end of the last of them.
 func (e *Event) vllmObjects() []blockkey.VLLMObject {
 	var out []blockkey.VLLMObject
 	for i, x := range e.Extra {

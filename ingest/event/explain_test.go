@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// unexplained are messages whose hashes go by what they do not tell: an adapter's
-// number and name, a salt or an object before vLLM 0.17 (45 to 64), a random seed
-// (68); and SGLang's that were made with the hash of a larger page (80 to 104).
+// unexplained are messages whose hashes go by what they do not tell. They have an
+// adapter's number and name, a salt or an object before vLLM 0.17 (45 to 64), or a
+// random seed (68). SGLang's were made with the hash of a larger page (80 to 104).
 var unexplained = []int{45, 46, 52, 53, 63, 64, 68, 80, 87, 92, 98, 104}
 
 // The hashes of every message that was captured are explained, by the algorithm

@@ -179,8 +179,8 @@ func bare(b Batch) Batch {
 	return b
 }
 
-// Every message that an engine was seen to send means what msgspec, the library
-// that engines write it with, says, whichever messages the Batch had before.
+// Every message that an engine was seen to send means what msgspec says, the library
+// that engines write it with. That holds whichever messages the Batch had before.
 func TestDecodeMessages(t *testing.T) {
 	var (
 		d       Decoder

@@ -194,8 +194,8 @@ func FuzzDecode(f *testing.F) {
 			hashes += len(e.Hashes)
 			tokens += len(e.Tokens)
 		}
-		// A hash and a token have a byte at least; a hash of TensorRT-LLM's removals
-		// is told in two tiers, and the last of a pair is counted with the next.
+		// A hash and a token have a byte at least. A hash of TensorRT-LLM's removals is
+		// told in two tiers, and the last of a pair is counted with the next.
 		if hashes > 2*len(payload) || tokens > 2*len(payload) {
 			t.Fatalf("%d hashes and %d tokens from %d bytes", hashes, tokens, len(payload))
 		}

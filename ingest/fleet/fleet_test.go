@@ -413,7 +413,7 @@ func TestReadingFails(t *testing.T) {
 }
 
 // An index that does not say which fences were in the way keeps the replica from
-// beginning those ranks again, and from nothing else: it goes on to live.
+// beginning those ranks again, and from nothing else. The replica goes on to live.
 func TestFencesCannotBeHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
@@ -596,8 +596,8 @@ func (c *calls) Lease(ctx context.Context, l store.LeaseCall) (store.LeaseView, 
 	return c.Leases.Lease(ctx, l)
 }
 
-// Ranks to be given up are given up as fast as the calls allow, and none of them is
-// begun again, not even one that waits for its next try.
+// Ranks to be given up are given up as fast as the calls allow. None of them is begun
+// again, not even one that waits for its next try.
 func TestGivingUpMany(t *testing.T) {
 	x := must.Get(memory.New(memory.Config{}))(t)
 	defer x.Close()

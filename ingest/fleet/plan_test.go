@@ -77,9 +77,9 @@ func (w *world) loads() map[string]int {
 	return out
 }
 
-// TestPlanConverges plays random comings and goings. After each, replicas that act
-// in any order come to rest; each rank is read that there is room for, no replica reads more than it may or
-// what is not there, and the spread is even.
+// TestPlanConverges plays random comings and goings. After each, replicas that act in any order come to rest.
+// Each rank is read that there is room for, and the spread is even. No replica reads more than it may or what
+// is not there.
 func TestPlanConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{alive: map[string]int{}, leases: map[store.RankRef]store.Lease{}}
@@ -183,8 +183,7 @@ func TestPlanMovesLittle(t *testing.T) {
 }
 
 // TestRendezvous: a rank goes to the seat that likes it best of those that may have it,
-// in whatever order they come; and a seat that is to get a rank gets the one it likes
-// best.
+// in whatever order they come. A seat that is to get a rank gets the one it likes best.
 func TestRendezvous(t *testing.T) {
 	// Replicas of several versions must agree.
 	if got, want := liking("a", store.RankRef{Pod: "p", Rank: 258}), uint64(0xacd5ed09e0bbdd2a); got != want {

@@ -41,8 +41,8 @@ type report struct {
 	Err   string
 }
 
-// beReplica is a replica with a reader that writes a block each few milliseconds, as
-// one would whose engine is busy, under the fence that it has been given.
+// beReplica is a replica with a reader that writes a block each few milliseconds under the
+// fence that it has been given. A reader whose engine is busy would do so.
 func beReplica() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -214,7 +214,7 @@ func (b *board) count(name string) (n int) {
 	return n
 }
 
-// TestProcesses runs three replicas as processes of their own on a real Redis: one is
+// TestProcesses runs three replicas as processes of their own on a real Redis. One is
 // killed, one is stopped and comes back, one ends in order. What each rank's generation
 // says in the end is one unbroken series.
 func TestProcesses(t *testing.T) {

@@ -111,8 +111,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestLMCache: chunks of 256 with 257 tokens, the last one short, by hashes of their
-// own beside those of the GPU, and no end of them told.
+// TestLMCache: chunks of 256 with 257 tokens, the last one short. They have hashes of
+// their own beside those of the GPU, and no end of them is told.
 func TestLMCache(t *testing.T) {
 	tokens := count(0, 600)
 	p := play(t, Config{BlockSize: 64})
@@ -134,8 +134,8 @@ func TestLMCache(t *testing.T) {
 	p.want("blocks", store.GPU)
 }
 
-// TestUnchained: an engine that names a page by its tokens alone is never credited
-// for what it may not have, and comes right when the hash is free again.
+// TestUnchained: an engine that names a page by its tokens alone is never credited for
+// what it may not have. It comes right when the hash is free again.
 func TestUnchained(t *testing.T) {
 	hash := func(tokens []uint32) event.Hash { return hashOf(0, tokens) }
 	p := play(t, Config{BlockSize: 16})
@@ -488,8 +488,8 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// TestRunsBeginAnew: a run that ends and begins again before it is written does not go
-// on with entries of tokens that the former one has left in the map.
+// TestRunsBeginAnew: a run ends and begins again before it is written. It does not go on
+// with entries of tokens that the former one has left in the map.
 func TestRunsBeginAnew(t *testing.T) {
 	const size, index = 16, 64
 	chain, other := count(1<<16, index), count(1<<17, index) // so wide that 29 tokens fill an entry
@@ -525,8 +525,8 @@ func TestRunsBeginAnew(t *testing.T) {
 	}
 }
 
-// TestClearOfWhatIsHeldElsewhere: a block keeps its place when the tier is cleared that it
-// was present in, while another has copies of it that a group lacks.
+// TestClearOfWhatIsHeldElsewhere: a block keeps its place when the tier is cleared that it was
+// present in. Another tier has copies of it then that a group lacks.
 func TestClearOfWhatIsHeldElsewhere(t *testing.T) {
 	for _, size := range []int{7, 1} { // the block ends an index block, or is a part of one
 		r := newRig(t, Config{BlockSize: 2, Copies: AllCopies})
@@ -551,8 +551,8 @@ func TestClearOfWhatIsHeldElsewhere(t *testing.T) {
 	}
 }
 
-// TestUnseen has an engine report what it held before it was heard: how many copies there
-// are of a block cannot be told then, until it clears its cache.
+// TestUnseen has an engine report what it held before it was heard. How many copies there are
+// of a block cannot be told then, until it clears its cache.
 func TestUnseen(t *testing.T) {
 	tokens := count(0, 96)
 	hashes := prompt(tokens, 16)

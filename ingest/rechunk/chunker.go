@@ -33,14 +33,15 @@ type Config struct {
 	UnknownMedium func(medium string, n int)
 	// Copies is what repeated blocks mean.
 	Copies Copies
-	// Engine is the engine's kind as in store.Pod, "" if it is not known. Then it is as the generation's
-	// owners before were told, or what the stream shows.
+	// Engine is the engine's kind as in store.Pod, "" if it is not known. Then it is as
+	// the generation's owners before were told, or what the stream shows.
 	Engine string
-	// Unremoved bounds how many copies of engine blocks are held in each tier, but the GPU's, whose
-	// removals the engine never tells. The oldest are taken for removed. 0 is no bound.
+	// Unremoved bounds how many copies of engine blocks are held in each tier, but the
+	// GPU's, whose removals the engine never tells. The oldest are taken for removed. 0 is
+	// no bound.
 	Unremoved int
-	// Fresh says that the generation has just begun and its map is empty. So nothing has to be read as
-	// long as all of it fits in memory.
+	// Fresh says that the generation has just begun and its map is empty. So nothing
+	// has to be read as long as all of it fits in memory.
 	Fresh bool
 	// Alone says that only this Chunker, which is Fresh, will go on with the generation while this process
 	// lives. It writes nothing to the map while all of it fits in memory, but a mark by which Torn has others
@@ -176,8 +177,8 @@ func (c *Chunker) Stats() Stats {
 // is of no use.
 func (c *Chunker) Alone() bool { return c.alone }
 
-// GoOn is for another owner of a Chunker that is alone, in place of New. Its figures begin anew, and the
-// engine's kind is as with Tell.
+// GoOn is for another owner of a Chunker that is alone, in place of New. Its figures begin
+// anew, and the engine's kind is as with Tell.
 func (c *Chunker) GoOn(engine string) {
 	c.stats = Stats{}
 	c.Tell(engine)
@@ -233,8 +234,8 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 	return nil
 }
 
-// op notes that an engine block of the layer that is flipped holds an index block from now on, or not any
-// more. Argument shared says that others can hold it too.
+// op notes that an engine block of the layer that is flipped holds an index block from
+// now on, or not any more. Argument shared says that others can hold it too.
 func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key) {
 	switch {
 	case !shared && !c.form.layered():

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Copies is what a Stored means that names a block which is held already. It is another copy of the block,
-// of whose end the engine will tell as well, or the same again.
+// Copies is what a Stored means that names a block which is held already. It is another
+// copy of the block, of whose end the engine will tell as well, or the same again.
 type Copies uint8
 
 // The meanings.
@@ -189,9 +189,9 @@ func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
 	return true, does
 }
 
-// NoteUnseen says that the engine can hold blocks that the Chunker does not hear of. Its stream has begun
-// before the generation, or a part of it cannot be read. What a report and what copies are is less certain
-// then, until the engine clears its cache.
+// NoteUnseen says that the engine can hold blocks that the Chunker does not hear of. Its
+// stream has begun before the generation, or a part of it cannot be read. What a report and
+// what copies are is less certain then, until the engine clears its cache.
 func (c *Chunker) NoteUnseen() {
 	if !c.form.unseen {
 		c.form.unseen, c.form.dirty = true, true

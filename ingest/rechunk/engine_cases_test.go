@@ -235,8 +235,8 @@ func TestSpecOfAGroup(t *testing.T) {
 	r.want(store.GPU, 0)
 }
 
-// A tree of pages is flushed with what it has on the host, and tells it by the same word as
-// a pool of blocks, whose offloaded blocks stay. What is on a disk stays in either.
+// A tree of pages is flushed with what it has on the host. It tells it by the same word as a pool
+// of blocks, whose offloaded blocks stay. What is on a disk stays in either.
 func TestClearOfWhatIsBehindTheGPU(t *testing.T) {
 	tokens := count(0, 64)
 	for engine, left := range map[string]int{"vllm": 4, "": 4, "sglang": 0, "trtllm": 0} {

@@ -19,12 +19,12 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis"
 )
 
-// A journal is the other way to keep what a generation's next owner needs: its events as
-// they came, appended by a call of its own, and now and then a checkpoint
-// of the state, after which the journal before it goes. It exists here alone, to be measured
-// beside the map. A checkpoint is what the map has, entry by entry, in strings of 256 KiB; it
-// is due when the journal has as many bytes as half of the last one. Events keep their
-// tokens: the block key of an index block is known when its last engine block comes.
+// A journal is the other way to keep what a generation's next owner needs. It has the events as
+// they came, appended by a call of their own. Now and then comes a checkpoint of the state,
+// after which the journal before it goes. It exists here alone, to be measured beside the map.
+// A checkpoint is what the map has, entry by entry, in strings of 256 KiB. It is due when the
+// journal has as many bytes as half of the last one. Events keep their tokens: the block key of
+// an index block is known when its last engine block comes.
 
 // appendEvent appends an event to a message of a journal.
 func appendEvent(dst []byte, e *event.Event) []byte {
@@ -66,8 +66,8 @@ func readEvents(b []byte) (m event.Batch) {
 	return m
 }
 
-// filling makes the messages that fill an engine's memory with so many blocks of 16 tokens,
-// and then replace a quarter of them: a message stores 64 blocks, prompts are two long.
+// filling makes the messages that fill an engine's memory with so many blocks of 16 tokens, and
+// then replace a quarter of them. A message stores 64 blocks, prompts are two long.
 func filling(blocks int, each func(event.Batch)) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var held [][]event.Hash
@@ -104,9 +104,10 @@ func cost(b *testing.B, s *redistest.Server) (memory, cpu float64) {
 
 const checkpointPart = 256 << 10
 
-// BenchmarkTakeover compares the map with a journal and its checkpoints, in turn: what a held
-// engine block takes of a server's memory, what one that comes takes of the server's
-// time, and how long the next owner needs until it has applied its first message.
+// BenchmarkTakeover compares the map with a journal and its checkpoints, in turn. It measures
+// what a held engine block takes of a server's memory, and what one that comes takes of the
+// server's time. It also measures how long the next owner needs until it has applied its first
+// message.
 func BenchmarkTakeover(b *testing.B) {
 	blocks := 1 << 20
 	if testing.Short() {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// model is what a Chunker says, in the plainest way: every block knows all tokens
+// model is what a Chunker says, in the plainest way. Every block knows all tokens
 // before it, and what is held is worked out anew from all blocks each time.
 type model struct {
 	size   int
@@ -59,8 +59,8 @@ type modelSlot struct {
 	group int
 }
 
-// modelCopies are the copies in a slot: those that count, and the doubtful ones, which are
-// among them if they came before the engine has reported.
+// modelCopies are the copies in a slot. They are those that count, and the doubtful ones, which
+// are among them if they came before the engine has reported.
 type modelCopies struct {
 	n, doubts int
 	among     bool
@@ -130,7 +130,7 @@ func (m *model) expire() {
 }
 
 // survey takes in what a message shows of the groups. What is held in a tier of earlier
-// messages ends when another group turns out to be needed there, and all when a group
+// messages ends when another group turns out to be needed there. All ends when a group
 // turns out to have blocks of another size than was thought.
 func (m *model) survey(b *event.Batch) {
 	before := map[store.Tier]bool{}
@@ -260,8 +260,8 @@ func (m *model) forget(n modelName) {
 }
 
 // tells is what a Stored says of what is held already, and how many events of other groups
-// behind it say the same: where the engine could reuse all of it, they can be what a
-// request has found.
+// behind it say the same. Where the engine could reuse all of it, they can be what a request
+// has found.
 func (m *model) tells(events []event.Event) (told telling, n int) {
 	if m.copies != InferCopies {
 		return map[Copies]telling{AllCopies: copied, NoCopies: repeated}[m.copies], 1

@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/event"
 )
 
-// history draws messages as engines send them: of prompts that share beginnings,
-// in two groups and media, with copies, reports, evictions from anywhere, blocks
-// that come back alone, and clears.
+// history draws messages as engines send them, of prompts that share beginnings,
+// in two groups and media. They have copies, reports, evictions from anywhere,
+// blocks that come back alone, and clears.
 type history struct {
 	size    int    // of engine blocks of group 0
 	vocab   int    // tokens differ so little that prompts fork anywhere

@@ -19,8 +19,8 @@ import (
 // The numbers are in the generation's map, an entry each, so that another owner goes on
 // with them.
 
-// aging is the numbered copies of a tier: tail to head-1. Of these, those before void have ended by another
-// way and are only to be forgotten. Numbers begin with 1.
+// aging is the numbered copies of a tier: tail to head-1. Of these, those before void
+// have ended by another way and are only to be forgotten. Numbers begin with 1.
 type aging struct {
 	head, tail, void uint64
 	// mem are the copies from base on; older ones are in the map alone, and in old

@@ -156,7 +156,7 @@ func TestVLLM(t *testing.T) {
 }
 
 // TestMessages: the first message of every engine and version gives the keys of its
-// tokens, whatever its wire form, and none of the others does harm.
+// tokens, whatever its wire form. None of the others does harm.
 func TestMessages(t *testing.T) {
 	seen := map[string]bool{}
 	players := map[string]*played{}

@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestWindows has blocks of window groups in window tiers, and the engine's windows among
-// what it can reuse, for the owner that has seen them and the next one alike.
+// TestWindows has blocks of window groups in window tiers, and the engine's windows among what
+// it can reuse. It does so for the owner that has seen them and the next one alike.
 func TestWindows(t *testing.T) {
 	tokens := count(0, 128)
 	hashes := prompt(tokens, 16)
@@ -74,7 +74,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestCaseNothingKept has a group shown by an event of which no block was kept: what full
+// TestCaseNothingKept has a group shown by an event of which no block was kept. What full
 // attention holds by then stays, and nothing is credited for which there is no state.
 func TestCaseNothingKept(t *testing.T) {
 	tokens := count(0, 128)

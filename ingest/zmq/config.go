@@ -15,8 +15,8 @@ var (
 	ErrEndpoint = errors.New("zmq: invalid endpoint")
 	// ErrConfig says that a setting cannot be right.
 	ErrConfig = errors.New("zmq: invalid config")
-	// ErrProtocol says that the peer does not speak ZMTP 3 as it should. It is also for a peer that is the
-	// wrong kind of socket, or went beyond a limit.
+	// ErrProtocol says that the peer does not speak ZMTP 3 as it should. It is also
+	// for a peer that is the wrong kind of socket, or went beyond a limit.
 	ErrProtocol = errors.New("zmq: protocol error")
 	// ErrSilent says that the peer did not answer heartbeats.
 	ErrSilent = errors.New("zmq: the peer is silent")

@@ -53,7 +53,7 @@ func (w watched) Disconnected(error) { w.failed() }
 func (watched) Message(Message)      {}
 func (watched) Malformed(error)      {}
 
-// TestCaseSmallOnesUnderAttackDials floods a process with addresses that never answer: few
+// TestCaseSmallOnesUnderAttackDials floods a process with addresses that never answer. Few
 // connections are being made at once, and an engine that comes then is reached all the same.
 func TestCaseSmallOnesUnderAttackDials(t *testing.T) {
 	const places, floods = 4, 200

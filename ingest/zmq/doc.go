@@ -1,6 +1,6 @@
-// Package zmq is the part of ZeroMQ that reading engines' events takes. It has a SUB socket with one
-// publisher, and the question to a replay socket. It also has the bound PULL and ROUTER sockets that
-// LMCache's workers connect to.
+// Package zmq is the part of ZeroMQ that reading engines' events takes. It has a SUB
+// socket with one publisher, and the question to a replay socket. It also has the bound
+// PULL and ROUTER sockets that LMCache's workers connect to.
 //
 // It speaks ZMTP 3.0 and 3.1 (https://rfc.zeromq.org/spec/23, /37) over TCP and unix sockets, with the
 // mechanisms NULL and CURVE (/25, /26), by itself. The library libzmq costs two to three and a half times
@@ -8,8 +8,8 @@
 // which is what losing nothing begins with. The tests hold it against libzmq; docs/ingest.md has the
 // comparison.
 //
-// A [Listener] takes messages of many peers, and keeps no queue of its own. A peer whose messages wait to
-// be handled is not read, so that they stay in its queue.
+// A [Listener] takes messages of many peers, and keeps no queue of its own. A peer whose
+// messages wait to be handled is not read, so that they stay in its queue.
 //
 // A [Subscriber] connects for ever, with growing pauses, and reports each new
 // connection, since it may be to a new process. It never waits for its reader's
