@@ -122,8 +122,8 @@ func (g *Guard) validate() error {
 	return nil
 }
 
-// ApplyRounds applies the batches of a call round by round, and returns what Index.Apply does. Func apply
-// puts the generations whose guards refuse into refused; an error of it ends the call.
+// ApplyRounds applies the batches of a call round by round, and returns what Index.Apply does. Func
+// apply puts the generations whose guards refuse into refused; an error of it ends the call.
 func ApplyRounds(batches []Batch, apply func(round []Batch, refused *RefusedError) error) error {
 	var refused RefusedError
 	for _, round := range Rounds(batches) {

@@ -133,9 +133,9 @@ type Pod struct {
 	Approximate bool `json:"approximate,omitempty"`
 	// Labels are free words to choose pods by.
 	Labels map[string]string `json:"labels,omitempty"`
-	// PartOf makes this the registration of a cache worker beside an engine. A worker serves no
-	// requests and is never scored itself; what it holds counts for the pod that it is part of.
-	// Nil for engines.
+	// PartOf makes this the registration of a cache worker beside an engine. A worker
+	// serves no requests and is never scored itself; what it holds counts for the pod
+	// that it is part of. Nil for engines.
 	PartOf *PartOf `json:"part_of,omitempty"`
 	// Lease is how long the registration lives without renewal; 0 means until
 	// it is deleted. In JSON it is lease_s, in seconds.

@@ -38,8 +38,9 @@ type Holder struct {
 // Registry is an immutable picture of the pods, holders and models of an index
 // at one moment. It is safe for concurrent use.
 //
-// Liveness is part of it. A pod whose lease has run out is not in a registry that is loaded
-// afterwards. ValidUntil says when the first lease of this one runs out.
+// Liveness is part of it. A pod whose lease has run out is not in a registry
+// that is loaded afterwards. ValidUntil says when the first lease of this one
+// runs out.
 type Registry struct {
 	// Epoch is the value of the epoch counter that it was loaded at.
 	Epoch uint64
@@ -57,8 +58,8 @@ type Registry struct {
 	// pages finds a holder by id: page id/pageSize, entry id%pageSize. Ids are
 	// never reused, so most of a long history is absent pages.
 	pages map[HolderID]*holderPage
-	// dense is the same as an array that begins with page first, for ids that are not too
-	// far apart. A fold asks for each holder of each run.
+	// dense is the same as an array that begins with page first, for ids that
+	// are not too far apart. A fold asks for each holder of each run.
 	dense []*holderPage
 	first HolderID
 

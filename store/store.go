@@ -14,9 +14,9 @@ var (
 	// ErrUnavailable says that the index cannot be reached. The caller answers
 	// degraded and tries again at its next request.
 	ErrUnavailable = errors.New("store: index unavailable")
-	// ErrNoMemory says that the index's server has no memory left for what would be written.
-	// ErrRefused says that it refuses the call: it may only be read, asks for another user, or
-	// has something else under a name. Both are ErrUnavailable too.
+	// ErrNoMemory says that the index's server has no memory left for what would be
+	// written. ErrRefused says that it refuses the call: it may only be read, asks for
+	// another user, or has something else under a name. Both are ErrUnavailable too.
 	ErrNoMemory = errors.New("store: no memory")
 	ErrRefused  = errors.New("store: refused")
 	// ErrModelConflict says that a model is already written with another index
@@ -128,8 +128,9 @@ type Index interface {
 	// once.
 	Register(ctx context.Context, p Pod) (created bool, err error)
 
-	// Retire removes a pod and ends the generations of all its holders, in O(1). Its blocks are not credited any more from the next lookup on,
-	// and are swept later. Result known is false when there was no such pod.
+	// Retire removes a pod and ends the generations of all its holders, in O(1).
+	// Its blocks are not credited any more from the next lookup on, and are swept
+	// later. Result known is false when there was no such pod.
 	Retire(ctx context.Context, pod string) (known bool, err error)
 
 	// Begin ends all holders of a rank, in O(1), and begins a new generation of
@@ -203,8 +204,8 @@ func (b *Batch) Enrols() bool {
 	return len(b.Ops) == 0 || slices.ContainsFunc(b.Ops, func(op Op) bool { return op.Kind == Add && op.Tier != Predicted })
 }
 
-// Told returns what the batch says of the rank's engine. A batch that registers no pod and has no guard says nothing, since its pod may not be
-// there.
+// Told returns what the batch says of the rank's engine. A batch that registers no pod and
+// has no guard says nothing, since its pod may not be there.
 func (b *Batch) Told() Reuse {
 	if b.Guard == nil && !b.Enrols() {
 		return Reuse{}

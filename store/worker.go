@@ -33,8 +33,8 @@ func (r *Registry) Worker(slot int) (w Worker, ok bool) {
 // it. 0 means that no slot is a cache worker's.
 func (r *Registry) Instances() int { return r.instances }
 
-// withTargets appends a holder without an id for each rank that a cache worker works for. So the rank has
-// a slot also when the pod itself holds nothing.
+// withTargets appends a holder without an id for each rank that a cache worker works
+// for. So the rank has a slot also when the pod itself holds nothing.
 func withTargets(pods []Pod, holders []Holder) []Holder {
 	for i := range pods {
 		if p := pods[i].PartOf; p != nil {

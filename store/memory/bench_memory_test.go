@@ -16,8 +16,8 @@ import (
 )
 
 // BenchmarkMachine is what the machine gives at the moment, to judge the others
-// by: a load of a random cache line of 20 MiB when 128 do not wait for each
-// other, and when each waits for the last one.
+// by. It is a load of a random cache line of 20 MiB. It is measured when 128 loads
+// do not wait for each other, and when each waits for the last one.
 func BenchmarkMachine(b *testing.B) {
 	type line [8]uint64
 	lines := make([]line, 20<<20/64)
@@ -193,8 +193,8 @@ func BenchmarkRetire(b *testing.B) {
 	}
 }
 
-// BenchmarkMemoryOfMixedHolders is what a block takes where each chain of 128 blocks is held by ten of
-// 1,000 pods at random, each of which holds another part of its beginning.
+// BenchmarkMemoryOfMixedHolders is what a block takes where ten of 1,000 pods at random hold each chain of
+// 128 blocks. Each of them holds another part of its beginning.
 func BenchmarkMemoryOfMixedHolders(b *testing.B) {
 	const total, chain, pods, holders = 1 << 20, 128, 1000, 10
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -54,7 +54,7 @@ func (f *nullFolder) Run(n int, _ []store.HolderID) bool {
 }
 
 // prefixFolder counts for each (pod, rank) the blocks that it holds from the
-// start, and stops when none goes on: the least that a scorer does.
+// start, and stops when none goes on. A scorer does that at least.
 type prefixFolder struct {
 	reg   *store.Registry
 	len   []int // by slot
@@ -90,7 +90,7 @@ type corpus struct {
 }
 
 // newCorpus holds chains of n blocks, together at least total. All pods hold
-// the first block of a chain; with forks, one pod fewer holds each further
+// the first block of a chain. With forks, one pod fewer holds each further
 // stretch of 16 (down to one, then from the start again).
 func newCorpus(tb testing.TB, total, n, pods int, forks bool) *corpus {
 	tb.Helper()

@@ -9,7 +9,7 @@ import (
 )
 
 // TestEntryMap makes random changes to a map of entries and to a Go map, in phases of growth
-// and of shrinking, and compares all of both. Few hashes and a seed that makes them collide
+// and of shrinking. It compares all of both. Few hashes and a seed that makes them collide
 // keep entries in each other's places.
 func TestEntryMap(t *testing.T) {
 	for seed := range uint64(20) {

@@ -55,8 +55,8 @@ func (w *writer) makeRoom() {
 	}
 	for over() > 0 && w.evict(int(over())) {
 	}
-	// Bytes come back in whole chunks, and from sets and tables later. A few chunks at a time will do, since
-	// the next writer looks again.
+	// Bytes come back in whole chunks, and from sets and tables later. A few
+	// chunks at a time will do, since the next writer looks again.
 	for i := 0; i < 4 && full() && w.evict(chunkSlots); i++ {
 		w.flush()
 	}

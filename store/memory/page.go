@@ -27,8 +27,8 @@ const (
 // pageCursor is where a walk is: all blocks of the shards before shard, and
 // those of shard with lower tags than tag, have been given.
 //
-// A block's shard and tag come from its key alone. They stay the same while the index lives, wherever
-// resizes and the janitor move the block.
+// A block's shard and tag come from its key alone. They stay the same while the
+// index lives, wherever resizes and the janitor move the block.
 type pageCursor struct {
 	shard uint32
 	tag   uint32

@@ -98,8 +98,9 @@ func (s *sets) init(limit int64) {
 	s.limit = limit
 }
 
-// ids returns the holders of a set. A reader may ask for a set that has been freed since, and must then find
-// out by freed. What it gets is then nil or of another set.
+// ids returns the holders of a set. A reader may ask for a set that has been
+// freed since, and must then find out by freed. What it gets is then nil or of
+// another set.
 func (s *sets) ids(id uint32) []store.HolderID {
 	if p := s.get(id); p != nil {
 		return p.ids()

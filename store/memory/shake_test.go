@@ -75,8 +75,8 @@ func TestShakenHistories(t *testing.T) {
 }
 
 // TestLookupsDuringUpheaval looks up blocks that one pod always holds and
-// another never, while others come and go, blocks are moved, chunk ids and set
-// ids are used again, and tables are resized.
+// another never. Meanwhile others come and go, blocks are moved, chunk ids and
+// set ids are used again, and tables are resized.
 func TestLookupsDuringUpheaval(t *testing.T) {
 	x := open(t, Config{MaxBlocks: 1 << 20})
 	keys := randomKeys(rand.New(rand.NewPCG(1, 1)), 600)

@@ -17,8 +17,8 @@ func mapBatch(pod string, gen store.Generation, seq uint64) store.Batch {
 	return b
 }
 
-// TestAcksOfTheLivingStay: beyond the limit the one goes that was used the longest time
-// ago, and of those that were used since lost writes are still noticed.
+// TestAcksOfTheLivingStay: beyond the limit the one goes that was used the longest time ago.
+// Of those that were used since, lost writes are still noticed.
 func TestAcksOfTheLivingStay(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true, MaxHolders: 3})

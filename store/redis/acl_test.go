@@ -117,9 +117,9 @@ func roles(t *testing.T, url, other string) []*role {
 	return append(all, r)
 }
 
-// TestUserIsLostInARestart restarts a server without its users, with another password, with
-// a password that the URL does not have, and with fewer rights: each process says once what is refused to
-// which user and what to do about it, and once that it is over.
+// TestUserIsLostInARestart restarts a server without its users, with another password, with a password that
+// the URL does not have, and with fewer rights. Each process says once what is refused to which user and
+// what to do about it. It says once that it is over.
 func TestUserIsLostInARestart(t *testing.T) {
 	const full = "on >secret ~* &* +@all"
 	for _, fault := range []struct {

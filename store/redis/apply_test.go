@@ -188,7 +188,7 @@ func TestWriterWithEndedHolder(t *testing.T) {
 }
 
 // TestLateWriterRegisters covers batches that change no block, of a pod that this process
-// believes to be there: those that only take away change nothing, others register it.
+// believes to be there. Those that only take away change nothing, others register it.
 func TestLateWriterRegisters(t *testing.T) {
 	s := redistest.Start(t)
 	x, y := open(t, Config{URL: s.URL()}), open(t, Config{URL: s.URL()})

@@ -36,8 +36,8 @@ func (f *tally) Run(n int, holders []store.HolderID) bool {
 	return len(holders) > 0
 }
 
-// cpu reports what b.Loop's work cost in CPU time, which a busy machine disturbs
-// less than it does the clock: of this process and of the server.
+// cpu reports what b.Loop's work cost in CPU time of this process and of the server. A
+// busy machine disturbs that less than it does the clock.
 func cpu(b *testing.B, plain *redis.Client) (report func()) {
 	b.Helper()
 	server := func() time.Duration { return cputime.Redis(plain.Info(b.Context(), "cpu").Val()) }
@@ -62,9 +62,9 @@ const benchPods = 10
 
 func benchPod(i int) string { return fmt.Sprintf("10.0.0.%d:8000", i) }
 
-// BenchmarkLookup reads chains that 10 pods hold wholly, or not at all, beside
-// the same read from a HASH a block by pipelined HKEYS, with fields that are
-// short (pod names) or ~105 bytes of JSON.
+// BenchmarkLookup reads chains that 10 pods hold wholly, or not at all. Beside
+// them it makes the same read from a HASH a block by pipelined HKEYS. The fields
+// are short (pod names) or ~105 bytes of JSON.
 func BenchmarkLookup(b *testing.B) {
 	s := redistest.Start(b)
 	ctx := context.Background()

@@ -15,7 +15,7 @@ import (
 )
 
 // TestCaseCountersByHand sets counters, their limits and the epoch by hand to what they were
-// and to what they cannot be: no id is given twice, writes go on, and the check names what is
+// and to what they cannot be. No id is given twice, writes go on, and the check names what is
 // wrong.
 func TestCaseCountersByHand(t *testing.T) {
 	s := redistest.Start(t)
@@ -176,8 +176,8 @@ func TestCopyByHand(t *testing.T) {
 }
 
 // TestReaderOfAnotherHistory: a reader that knows changes which a restart has undone reads
-// the whole registry, also when there is something new after it; and two restarts with the
-// same dump do not come to the same epoch.
+// the whole registry, also when there is something new after it. Two restarts with the same
+// dump do not come to the same epoch.
 func TestReaderOfAnotherHistory(t *testing.T) {
 	for _, inPlace := range []bool{false, true} {
 		t.Run(fmt.Sprintf("in place %v", inPlace), func(t *testing.T) { testAnotherHistory(t, inPlace) })

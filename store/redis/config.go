@@ -47,9 +47,10 @@ type Config struct {
 	// more (ReadMap); 64 MiB by default.
 	MapCache int
 
-	// TextAge is how old a block's value may become that names pods by text instead of by id. It counts
-	// from when the value was last written, give or take the time that a sweep takes. The default is 1
-	// hour. Negative takes such values for garbled.
+	// TextAge is how old a block's value may become that names pods by text instead of
+	// by id. It counts from when the value was last written, give or take the time
+	// that a sweep takes. The default is 1 hour. Negative takes such values for
+	// garbled.
 	TextAge time.Duration
 
 	// Entries lets lookups read what LMCache has written into the same Redis itself

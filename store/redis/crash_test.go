@@ -269,8 +269,8 @@ func tell(ctx context.Context, x *Index, fence uint64, ranks []*rank) (applied i
 	return len(ranks[0].told), nil
 }
 
-// takeOver makes a writer the owner of all ranks and brings the index to the end
-// of the story: window by window, or with all that is missing in one batch.
+// takeOver makes a writer the owner of all ranks and brings the index to the end of
+// the story. It does so window by window, or with all that is missing in one batch.
 func takeOver(ctx context.Context, x *Index, fence uint64, ranks []*rank, atOnce bool) error {
 	from := make([]uint64, len(ranks))
 	for i, r := range ranks {
@@ -430,7 +430,7 @@ func dies(t *testing.T, url string, n int, all []*storetest.Model, final storete
 }
 
 // TestWriterTriesAgain loses the connection of a writer at each of its commands,
-// before the server gets it or after; the writer sends the same batch again.
+// before the server gets it or after. The writer sends the same batch again.
 func TestWriterTriesAgain(t *testing.T) {
 	for name, start := range map[string]func() string{
 		"standalone": func() string { return redistest.Start(t).URL() },

@@ -352,8 +352,8 @@ func TestEntriesRefused(t *testing.T) {
 	}
 }
 
-// BenchmarkEntries compares the shapes of entries with a block's value: 128 chunks that
-// one pod holds, as 0.3.1 writes them, as the fork does, and with the fork's ages.
+// BenchmarkEntries compares the shapes of entries with a block's value. One pod holds 128
+// chunks, as 0.3.1 writes them, as the fork does, and with the fork's ages.
 func BenchmarkEntries(b *testing.B) {
 	s := redistest.Start(b)
 	plain := s.Client()

@@ -57,8 +57,8 @@ func (s *copySink) Whole(parts uint64) {
 	}
 }
 
-// TestPageAheadOfALostLog reads a page that has the effect of entries which have not been
-// read, and which a restart then loses: what the page told is told anew.
+// TestPageAheadOfALostLog reads a page that has the effect of entries which have not been read,
+// and which a restart then loses. What the page told is told anew.
 func TestPageAheadOfALostLog(t *testing.T) {
 	for what, n := range map[string]int{"the last page": 3 * defaultPage / 2, "a page between": 3 * defaultPage} {
 		t.Run(what, func(t *testing.T) { pageAhead(t, n) })

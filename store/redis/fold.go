@@ -18,8 +18,9 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
-// Folding: the owner of a generation puts the changes of its map into the pages, and no write
-// waits for it. It does so when there are foldEntries of them, or half of what the pages have.
+// Folding: the owner of a generation puts the changes of its map into the pages, and no
+// write waits for it. It does so when there are foldEntries of them, or half of what the
+// pages have.
 //
 //  1. read the list: its state, and changes; announce the fold (fold.lua)
 //  2. for some pages at a time: read them, put the changes in, write them (fold.lua)
@@ -54,8 +55,8 @@ const (
 	foldRest    = time.Second
 )
 
-// fold folds the map of a generation when those before it are done. The folds of a process come
-// one after the other, which bounds the memory that they take.
+// fold folds the map of a generation when those before it are done. The folds of a
+// process come one after the other, which bounds the memory that they take.
 func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) error {
 	f := fold{x: x, gen: gen, fence: fence}
 	if err := f.turn(ctx); err != nil {
@@ -183,8 +184,8 @@ func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) 
 	}
 }
 
-// listStep is how many elements of a list to read next, when so many have had so many bytes. They
-// are as many as keep the server from others for a part of a millisecond.
+// listStep is how many elements of a list to read next, when so many have had so many
+// bytes. They are as many as keep the server from others for a part of a millisecond.
 func listStep(elements, bytes int) int {
 	if elements < firstElements {
 		return firstElements

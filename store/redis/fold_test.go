@@ -65,8 +65,8 @@ func (s *mapStory) check(t *testing.T, what string, x *Index) {
 	}
 }
 
-// TestFoldDies: an owner that dies anywhere in a fold leaves a map that is as it was, to the next owner,
-// which may fold it, and to any earlier reader; and a fold of a former owner changes nothing.
+// TestFoldDies: an owner that dies anywhere in a fold leaves a map that is as it was. It is so to the next
+// owner, which may fold it, and to any earlier reader. A fold of a former owner changes nothing.
 func TestFoldDies(t *testing.T) {
 	for name, url := range map[string]string{
 		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
@@ -159,8 +159,8 @@ func TestFolds(t *testing.T) {
 	}
 	story.check(t, "the end", x)
 	story.check(t, "as another reads it", open(t, Config{URL: s.URL(), NoSweep: true}))
-	// A batch has 50 changes in one or two elements, and of what is very long, four
-	// times what is worth a fold, none is written more.
+	// A batch has 50 changes in one or two elements. Of what is very long, four times
+	// what is worth a fold, none is written more.
 	state, err := enginemap.ParseState(plain.LRange(t.Context(), x.space.Names.Changes(story.gen), 0, 0).Val())
 	if err != nil || state.Folds < 10 || state.Pages < 16 || longest > 2*4*4000/2/50+8 {
 		t.Errorf("the state is %+v, %v; the list had %d elements", state, err, longest)
@@ -209,8 +209,8 @@ func TestFoldOfAFullServer(t *testing.T) {
 	}
 }
 
-// TestListOfAWriterThatTriesAgain: on a cluster a batch's changes of the map may be taken
-// where its blocks are not, again with each try, and the list has to stay short all the same.
+// TestListOfAWriterThatTriesAgain: on a cluster a batch's changes of the map may be taken where
+// its blocks are not, again with each try. The list has to stay short all the same.
 func TestListOfAWriterThatTriesAgain(t *testing.T) {
 	c := redistest.StartCluster(t, 3, false)
 	x := open(t, Config{URL: c.URL(), NoSweep: true})
@@ -309,8 +309,8 @@ func TestMapIsLost(t *testing.T) {
 	}
 }
 
-// TestFoldsOverlap: two processes that write a generation in turn, under one fence, fold
-// it at the same time; the one that is announced last wins, and no change is lost.
+// TestFoldsOverlap: two processes that write a generation in turn, under one fence, fold it at
+// the same time. The one that is announced last wins, and no change is lost.
 func TestFoldsOverlap(t *testing.T) {
 	s := redistest.Start(t)
 	ctx := t.Context()

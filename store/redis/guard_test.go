@@ -68,8 +68,8 @@ func TestRecordsAreSwept(t *testing.T) {
 	wantBlocks(t, x, []blockkey.Key{1, manyKeys(1)[0]}, "b", "")
 }
 
-// TestLostWrites: a server that has lost what a writer knows to be written refuses
-// it, so that what is lost is written again under a new generation.
+// TestLostWrites: a server that has lost what a writer knows to be written refuses it.
+// So what is lost is written again under a new generation.
 func TestLostWrites(t *testing.T) {
 	for name, lose := range map[string]func(x *Index, gen store.Generation) (key, value string){
 		"an older record": func(_ *Index, gen store.Generation) (string, string) { return fmt.Sprint(gen), "1,2" },

@@ -36,8 +36,8 @@ func (f *named) Run(n int, holders []store.HolderID) bool {
 	return true
 }
 
-// Pods that a query names count for texts though they are not registered: for that query,
-// and not while a life has ended that is not swept.
+// Pods that a query names count for texts though they are not registered. They do for that
+// query, and not while a life has ended that is not swept.
 func TestGuests(t *testing.T) {
 	for name, url := range map[string]string{"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL()} {
 		t.Run(name, func(t *testing.T) {

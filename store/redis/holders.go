@@ -176,8 +176,8 @@ func (h *holderCache) drop(pod string) {
 	delete(h.pods, pod)
 }
 
-// resolve gives the refs of the plan their ids. They come from the cache where it knows
-// the pod, else from the server, which makes the clears as well.
+// resolve gives the refs of the plan their ids. They come from the cache where
+// it knows the pod, else from the server, which makes the clears as well.
 func (x *Index) resolve(ctx context.Context, p *plan) error {
 	var asked []*podPlan
 	for _, pod := range p.pods {

@@ -14,7 +14,7 @@ import (
 )
 
 // layout is another way to keep a block index in Redis, which the benchmarks run
-// beside this one: a HASH a block with a field for each pod.
+// beside this one. It has a HASH a block with a field for each pod.
 type layout struct {
 	name string
 	// field is the field of a pod, pod reads it back.
@@ -91,7 +91,7 @@ func (l *layout) lookup(b *testing.B, c *redis.Client, names []string) map[strin
 	return blocks
 }
 
-// apply adds or removes blocks of a pod in one pipeline, and with them the key by
+// apply adds or removes blocks of a pod in one pipeline. With them it does the key by
 // which the layout finds a block from an engine's own hash.
 func (l *layout) apply(b *testing.B, c *redis.Client, keys []blockkey.Key, pod int, add bool) {
 	b.Helper()

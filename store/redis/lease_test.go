@@ -76,8 +76,8 @@ func TestFencesAfterLoss(t *testing.T) {
 		_, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o"}, TTL: time.Minute})
 		return err
 	})
-	// All is lost. What is left of the former fences is time, which has gone on by
-	// less than half an hour; so the reader says what it was refused for.
+	// All is lost. What is left of the former fences is time, which has gone on by less
+	// than half an hour. So the reader says what it was refused for.
 	v, err := x.Lease(t.Context(), store.LeaseCall{Reader: store.Reader{Name: "o"}, TTL: time.Minute, Acquire: []store.RankRef{r}, After: last})
 	if err != nil || v.Leases[r].Fence <= last {
 		t.Fatalf("got %+v, %v; want a fence after %d", v, err, last)
@@ -121,8 +121,8 @@ func TestLeaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestLeaseTrips: whatever a call does is one round trip, and so is what it sees, up to
-// 256 leases; beyond it they are read in pages.
+// TestLeaseTrips: whatever a call does is one round trip, and so is what it sees, up to 256
+// leases. Beyond that they are read in pages.
 func TestLeaseTrips(t *testing.T) {
 	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true})
 	leaseOf(t, x, "o", store.RankRef{Pod: "a"})
@@ -201,8 +201,8 @@ func TestDeadReadersGo(t *testing.T) {
 }
 
 // BenchmarkLease is the call that each replica makes twice a second, and that of a
-// replica that takes over a thousand ranks, with the server's CPU and how long each
-// command keeps it from others.
+// replica that takes over a thousand ranks. It reports the server's CPU and how long
+// each command keeps it from others.
 func BenchmarkLease(b *testing.B) {
 	s := redistest.Start(b)
 	x := open(b, Config{URL: s.URL(), NoSweep: true})

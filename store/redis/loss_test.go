@@ -16,8 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// TestRegistryKeysAreLost takes one key of the registry after the other away, as
-// an eviction does: no pod is credited for a life that is over, and one that writes again is credited again.
+// TestRegistryKeysAreLost takes one key of the registry after the other away, as an
+// eviction does. No pod is credited for a life that is over, and one that writes again
+// is credited again.
 func TestRegistryKeysAreLost(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
@@ -187,8 +188,8 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 	}
 }
 
-// TestClearBetweenTries: a batch that an error has cut short, and whose rank is cleared by another process
-// before it is sent again, is whole at the end; and one that was whole before the clear stays cleared.
+// TestClearBetweenTries: an error has cut a batch short, and another process clears its rank before it is sent
+// again. It is whole at the end, and one that was whole before the clear stays cleared.
 func TestClearBetweenTries(t *testing.T) {
 	for name, url := range map[string]string{
 		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),

@@ -21,8 +21,8 @@ import (
 // (fold.go), strings that each hold a part of all entries in order. What an entry is, is
 // its last change in the list, or else what the page says.
 //
-// As the field of a hash a change took 2.3 to 6.2 us of the server, more the more entries there were.
-// In the list it takes 0.03, and folding it 0.3 to 0.4.
+// As the field of a hash a change took 2.3 to 6.2 us of the server, more the more entries
+// there were. In the list it takes 0.03, and folding it 0.3 to 0.4.
 
 // mapEdit are changes of one map in one run of apply.lua.
 type mapEdit struct {

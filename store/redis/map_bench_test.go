@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// BenchmarkMapWrite writes 256 blocks a call, each with an entry of the map, which has so
-// many of them before: with its folds, and without a map.
+// BenchmarkMapWrite writes 256 blocks a call, each with an entry of the map, which has so many
+// of them before. It does so with its folds, and without a map.
 func BenchmarkMapWrite(b *testing.B) {
 	for _, entries := range []int{0, 1 << 15, 1 << 18} {
 		b.Run(fmt.Sprint(entries), func(b *testing.B) {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// walkPages walks through all pages and returns how often each block was given.
+// walkPages walks through all pages and returns how often each block was given. Func
 // between is called between two pages; an error is tried again for some time.
 func walkPages(tb testing.TB, x *Index, limit int, between func(page int)) map[blockkey.StoreKey]int {
 	tb.Helper()

@@ -14,16 +14,17 @@ import (
 // plan is what a call of Apply comes to: clears first, and then for each block
 // its net change. It is a pure function of the batches.
 //
-// That the clears come first is right although they may have come last. What a holder did before its clear
-// is left out, so nothing is lost but what the clear takes anyway.
+// That the clears come first is right although they may have come last. What a
+// holder did before its clear is left out, so nothing is lost but what the clear
+// takes anyway.
 type plan struct {
 	pods    []*podPlan
 	guards  []*guardPlan // all batches have guards, or none has
 	byName  map[string]*podPlan
 	refs    []*holderRef
 	changes []change
-	// predicted returns the ends of the holders in tier Predicted that a rank is known to have, in
-	// milliseconds of the Unix epoch. One may come twice.
+	// predicted returns the ends of the holders in tier Predicted that a rank is known to
+	// have, in milliseconds of the Unix epoch. One may come twice.
 	predicted func(pod string, rank int) []int64
 }
 

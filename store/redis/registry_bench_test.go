@@ -11,9 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// BenchmarkRegistry loads the registry of 1,000 pods with 8 ranks each: wholly by
-// a process that has just begun, wholly by one that has loaded it before, and
-// after one pod has changed.
+// BenchmarkRegistry loads the registry of 1,000 pods with 8 ranks each. It loads it
+// wholly by a process that has just begun, wholly by one that has loaded it before,
+// and after one pod has changed.
 func BenchmarkRegistry(b *testing.B) {
 	const pods, ranks = 1000, 8
 	s := redistest.Start(b)

@@ -14,9 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// slowlog starts to note how long each command keeps the server from others.
-// report gives the shortest, which a busy machine disturbs least, and the median
-// of those commands' runs.
+// slowlog starts to note how long each command keeps the server from others. Func
+// report gives the shortest of those commands' runs, which a busy machine disturbs
+// least, and the median.
 func slowlog(b *testing.B, plain *redis.Client, commands ...string) (report func()) {
 	b.Helper()
 	ctx := b.Context()

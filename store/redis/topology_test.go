@@ -137,7 +137,7 @@ func TestTLS(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// With TLS 1.3 a server refuses a client's certificate after the
-			// client's handshake is over: a write may meet the closed
+			// client's handshake is over. So a write may meet the closed
 			// connection before the client has read the alert that says why.
 			// Every attempt must fail; one of a few must say why.
 			var err error

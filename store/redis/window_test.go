@@ -25,8 +25,9 @@ func (f *none) Run(n int, holders []store.HolderID) bool {
 	return f.all.Run(n, holders) && len(holders) > 0
 }
 
-// TestWindows holds the round trips and the keys of a lookup against the windows:
-// one takes a rest that is no longer than itself, and no more; those behind the last of them grow.
+// TestWindows holds the round trips and the keys of a lookup against the windows. One
+// takes a rest that is no longer than itself, and no more; those behind the last of
+// them grow.
 func TestWindows(t *testing.T) {
 	x := open(t, Config{URL: redistest.Start(t).URL(), NoSweep: true, Windows: []int{4, 16}})
 	must.Get(x.Registry(t.Context()))(t)

@@ -41,8 +41,9 @@ func fill(b *testing.B, x store.Index, pods int, keys []blockkey.Key) {
 	}
 }
 
-// BenchmarkLookup is a lookup of a chain that 10 pods hold, or none, in an
-// index of 200,000 blocks: from the replica, and from Redis (MGET) beside it.
+// BenchmarkLookup is a lookup of a chain that 10 pods hold, or none, in an index
+// of 200,000 blocks. It is made from the replica, and from Redis (MGET) beside
+// it.
 func BenchmarkLookup(b *testing.B) {
 	s := redistest.Start(b)
 	p := newPrefix()
@@ -95,8 +96,9 @@ func scriptTime(b *testing.B, servers []*redistest.Server) (us float64) {
 	return us
 }
 
-// BenchmarkApply is what the log costs a writer: events of 16 blocks, with it off
-// and on, on a single server and a cluster. server-us is the servers' time alone.
+// BenchmarkApply is what the log costs a writer. Events are of 16 blocks, with the log
+// off and on, on a single server and a cluster. Figure server-us is the servers' time
+// alone.
 func BenchmarkApply(b *testing.B) {
 	single, cluster := redistest.Start(b), redistest.StartCluster(b, 3, false)
 	for _, on := range []struct {
@@ -147,9 +149,9 @@ func (s *seen) Set(keys []blockkey.StoreKey, holders []store.HolderID) error {
 	return err
 }
 
-// BenchmarkLag writes events of 16 blocks at a steady rate, by 4 writers, and
-// reports how long after a write was sent its block was in the replica's table, and
-// for comparison how long the write itself took. The rate that was reached is
+// BenchmarkLag writes events of 16 blocks at a steady rate, by 4 writers. It reports
+// how long after a write was sent its block was in the replica's table. For
+// comparison it reports how long the write itself took. The rate that was reached is
 // reported, too: a busy machine may not keep up. Use it with -benchtime 5s.
 func BenchmarkLag(b *testing.B) {
 	single, cluster := redistest.Start(b), redistest.StartCluster(b, 3, false)

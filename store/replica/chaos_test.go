@@ -17,7 +17,7 @@ import (
 )
 
 // TestChaos plays random writes and random accidents of the log and the server, at
-// any moment of each other, and holds the replica against Redis after every few: it
+// any moment of each other. It holds the replica against Redis after every few: it
 // must come to the same answers, from memory, whatever has happened.
 func TestChaos(t *testing.T) {
 	for seed := range uint64(3) {

@@ -18,8 +18,8 @@ import (
 	"github.com/kvatlas/kvatlas/store/storetest"
 )
 
-// TestMain waits for all goroutines but the client's own that tries a server again which is
-// away: it looks once a second whether its pool is closed.
+// TestMain waits for all goroutines but the client's own that tries a server again which is away.
+// That one looks once a second whether its pool is closed.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }

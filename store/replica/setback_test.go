@@ -29,10 +29,10 @@ const setBackVariable = "KVATLAS_TEST_SET_BACK_ROUNDS"
 // before, between and behind, so that numbers come again. The replica must come to what a
 // new reader of Redis finds.
 //
-// Set back is what a server may lose: all of it, by a restart or in place; on a cluster the
-// slots of some partitions, or that of the registry; and of the registry what a hand or a
-// policy may take beside blocks that stay. A log beside its blocks is not among them: it is
-// in their slot, and what the replica has not read of it by then is lost.
+// Set back is what a server may lose. It is all of it, by a restart or in place, and on a
+// cluster the slots of some partitions, or that of the registry. Of the registry it is what a
+// hand or a policy may take beside blocks that stay. A log beside its blocks is not among them.
+// It is in their slot, and what the replica has not read of it by then is lost.
 func TestSetBack(t *testing.T) {
 	rounds := 2
 	if n, err := strconv.Atoi(os.Getenv(setBackVariable)); err == nil {
@@ -144,7 +144,7 @@ func randomWrite(ctx context.Context, x store.Index, rng *rand.Rand, keys []bloc
 	return x.Apply(ctx, store.Batch{Pod: pod, Model: model, Ops: []store.Op{op}})
 }
 
-// part chooses what to set back: keys of whole slots on a cluster, and on a server of all
+// part chooses what to set back. It is keys of whole slots on a cluster, and on a server of all
 // but the log, which is that of the blocks.
 func (b *setBack) part(rng *rand.Rand) (what string, has func(key string) bool) {
 	registry := func(key string) bool { return strings.Contains(key, "{reg}:") }

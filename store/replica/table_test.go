@@ -201,8 +201,8 @@ func TestTableShrinks(t *testing.T) {
 	}
 }
 
-// TestTableConcurrently looks up while sets are made, given up and used again:
-// each block has one set, of a number that tells the block, or none.
+// TestTableConcurrently looks up while sets are made, given up and used again. Each
+// block has one set, of a number that tells the block, or none.
 func TestTableConcurrently(t *testing.T) {
 	tab := newTable(1 << 30)
 	const blocks = 512

@@ -39,8 +39,8 @@ func documented(t *testing.T, mark string) (out [][]any) {
 	return out
 }
 
-// TestUsers follows an index as the users that are documented: one that may write switches the log on, one
-// that may not follows it, and nothing is refused.
+// TestUsers follows an index as the users that are documented. One that may write switches the log on, one that
+// may not follows it, and nothing is refused.
 func TestUsers(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()

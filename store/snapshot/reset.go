@@ -40,9 +40,9 @@ type Resets struct {
 // clearsAtOnce is how many pods are cleared in one call.
 const clearsAtOnce = 64
 
-// Reset makes an index forget. What it does to a pod is O(1), whatever the pod holds. The generations of
-// its holders end, and from the next lookup on nothing of them counts. The memory comes back later, in
-// small steps.
+// Reset makes an index forget. What it does to a pod is O(1), whatever the pod
+// holds. The generations of its holders end, and from the next lookup on nothing
+// of them counts. The memory comes back later, in small steps.
 //
 // A block does not tell its model, so what a model has in the index is what the
 // pods hold that are registered for it. So a reset of a model takes from these pods what they hold of other

@@ -53,8 +53,8 @@ type Report struct {
 	// pairs.
 	Blocks  int64 `json:"blocks"`
 	Credits int64 `json:"credits"`
-	// Skipped is how many pairs were not. Their pod had been retired, or its lease had run out, while the
-	// restore went on, or it is registered for another model.
+	// Skipped is how many pairs were not. Their pod had been retired, or its lease had run
+	// out, while the restore went on, or it is registered for another model.
 	Skipped int64 `json:"skipped"`
 	// TrueAt is the moment that the dump is true at: the first segment's.
 	TrueAt TrueAt `json:"true_at"`
@@ -304,9 +304,9 @@ func (d *restorer) load(ctx context.Context) error {
 	return nil
 }
 
-// apply loads lines. The keys go in as block keys of the model that their pod is registered for, whatever
-// their own. They are XORed with its mask, which the index takes off again: that gives the store keys that
-// the dump has.
+// apply loads lines. The keys go in as block keys of the model that their pod is
+// registered for, whatever their own. They are XORed with its mask, which the index
+// takes off again: that gives the store keys that the dump has.
 //
 // A pod that has ended since it was met stays so: its blocks are left out, since
 // to apply them would register it again. So are those of a pod that is registered for

@@ -139,8 +139,8 @@ func (h *history) apply(t *rapid.T) {
 	}
 }
 
-// dropEarlyPredictions takes out predictions for a pod that a batch of the same call registers. Where that
-// call is made again after it has died, the pod is there, and they count.
+// dropEarlyPredictions takes out predictions for a pod that a batch of the same call registers.
+// Where that call is made again after it has died, the pod is there, and they count.
 func (h *history) dropEarlyPredictions(batches []store.Batch) {
 	for i := range batches {
 		b := &batches[i]

@@ -7,9 +7,9 @@
 //		})
 //	}
 //
-// Two parts stand beside each other. Named cases each say in words what they hold the
-// index to. [Histories] plays random histories to the index and to [Model], a plain map,
-// and compares them after every step.
+// Two parts stand beside each other. Named cases each say in words what they hold
+// the index to. [Histories] plays random histories to the index and to [Model], a
+// plain map, and compares them after every step.
 package storetest
 
 import (
@@ -210,8 +210,9 @@ func (b *bench) findBy(x store.Index, m blockkey.Model, keys ...blockkey.Key) An
 	return c.Answer
 }
 
-// checked fails the test when the index has broken the contract of Folder. It also fails
-// when a part of the chain has no answer though no folder said to stop.
+// checked fails the test when the index has broken the contract of Folder. It
+// also fails when a part of the chain has no answer though no folder said to
+// stop.
 func (b *bench) checked(c *Collector) {
 	b.Helper()
 	if err := c.Err(); err != nil {

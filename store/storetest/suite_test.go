@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// plain is a store.Index made of Model and a mutex: the suite must pass on the
+// plain is a store.Index made of Model and a mutex. The suite must pass on the
 // plainest index there is, and it must notice when that index is broken.
 type plain struct {
 	store.Pager // nil: no case walks

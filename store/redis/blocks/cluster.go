@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 )
 
-// readCluster reads from a cluster. It sends one MGET a partition, since a command can
-// name keys of one slot only. All are in one pipeline, which the client splits by node
-// and sends to all of them at once.
+// readCluster reads from a cluster. It sends one MGET a partition, since a
+// command can name keys of one slot only. All are in one pipeline, which the
+// client splits by node and sends to all of them at once.
 func (b *Batch) readCluster(ctx context.Context, first bool, rider Rider) (epoch uint64, err error) {
 	for p := range b.groups {
 		b.groups[p] = b.groups[p][:0]

@@ -138,8 +138,8 @@ func NewPager(space *keyspace.Space, texts bool, at Cursor) *Pager {
 // Room reports whether there may be more in the page.
 func (p *Pager) Room(limit int) bool { return len(p.Blocks) < limit && p.steps < PageSteps }
 
-// Walk goes on through one master until that has shown all, or the page is full. Result same is false
-// when the server is not the one that the SCAN began on.
+// Walk goes on through one master until that has shown all, or the page is full. Result
+// same is false when the server is not the one that the SCAN began on.
 func (p *Pager) Walk(ctx context.Context, limit int) (same bool, err error) {
 	if p.At.Mask == 0 {
 		if err := p.choose(ctx); err != nil {

@@ -47,11 +47,11 @@ type Config struct {
 	// VerifyDuty is the part of one connection's time that this may take; 0.1 by
 	// default.
 	VerifyDuty float64
-	// Wait is how long one read waits for entries; it bounds how late it is noticed that the server has
-	// gone. The default is 250 ms, at most half of the index's timeout.
+	// Wait is how long one read waits for entries; it bounds how late it is noticed that
+	// the server has gone. The default is 250 ms, at most half of the index's timeout.
 	Wait time.Duration
-	// Poll is how long the logs of a cluster's node may rest while nothing comes from the one that is
-	// waited at. The default is 5 ms.
+	// Poll is how long the logs of a cluster's node may rest while nothing comes from
+	// the one that is waited at. The default is 5 ms.
 	Poll time.Duration
 	// Retry is how long to rest after an error of Sink, or when blocks were found that
 	// name pods by text; 1 minute by default.

@@ -1,6 +1,6 @@
-// Package changelog is the log of an index's changes in Redis, and the feed that follows it. A Feed tells a
-// Sink of all blocks, and then of every change in order, or says why it is not whole. The form of the log is
-// in docs/redis-log.md.
+// Package changelog is the log of an index's changes in Redis, and the feed that follows it. A
+// Feed tells a Sink of all blocks, and then of every change in order, or says why it is not
+// whole. The form of the log is in docs/redis-log.md.
 package changelog
 
 import (

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// readEntries is how many entries of a log one read takes at most. On a cluster, where a node has a
-	// third of 65 logs or so, it is clusterEntries of each.
+	// readEntries is how many entries of a log one read takes at most. On a cluster,
+	// where a node has a third of 65 logs or so, it is clusterEntries of each.
 	readEntries, clusterEntries = 256, 64
 	// probeEvery is how often a follower looks at more than what comes.
 	probeEvery = 250 * time.Millisecond
@@ -34,8 +34,8 @@ type group struct {
 	node redis.Cmdable
 	logs []*following
 
-	// confirmed is when a read was sent that came to the end of all logs. If the one before the present
-	// read did, waiting is when the present one was sent, else 0.
+	// confirmed is when a read was sent that came to the end of all logs. If the one
+	// before the present read did, waiting is when the present one was sent, else 0.
 	confirmed, waiting atomic.Int64
 	atEnd              bool // the last read came to the end of all logs
 	probed             time.Time

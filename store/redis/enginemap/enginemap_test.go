@@ -12,7 +12,7 @@ import (
 )
 
 // A page that changes are put into is what a plain map says, whatever the order and the
-// number of changes of an entry; and cut into twice as many pages it is the same.
+// number of changes of an entry. Cut into twice as many pages it is the same.
 func TestPages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		entries := rapid.Custom(func(t *rapid.T) Entry {

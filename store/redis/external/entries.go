@@ -304,9 +304,9 @@ func (s *Source) named(names Names, text string) (store.HolderID, bool) {
 	return id, ok
 }
 
-// young reports whether a field's value, fmt@world_size@worker_id@time, is of a time that counts. It
-// is not older than EntryAge, and not so far ahead that it would never become so. The time is the
-// writer's clock, in seconds.
+// young reports whether a field's value, fmt@world_size@worker_id@time, is of a time that
+// counts. It is not older than EntryAge, and not so far ahead that it would never become so.
+// The time is the writer's clock, in seconds.
 func (s *Source) young(meta string, now time.Time) bool {
 	at, err := strconv.ParseFloat(meta[strings.LastIndexByte(meta, '@')+1:], 64)
 	if err != nil || !(at <= float64(now.Add(maxAhead).UnixNano())/1e9) { // NaN neither

@@ -1,6 +1,6 @@
-// Package external reads and writes what other programs keep in Redis. That is entries of LMCache, which
-// lookups read in the round trips of the blocks, and keys of any kind, which it walks. Values are bounded,
-// and nothing is changed but what Write is told to.
+// Package external reads and writes what other programs keep in Redis. That is entries of
+// LMCache, which lookups read in the round trips of the blocks, and keys of any kind, which it
+// walks. Values are bounded, and nothing is changed but what Write is told to.
 package external
 
 import (

@@ -34,8 +34,8 @@ const (
 	clockAge = time.Minute
 	// clockDrift is by what part of the time since then two clocks may have gone apart.
 	clockDrift = 1000
-	// lateTries is how often a write is sent anew that the server calls too late although its time here is
-	// not over. The server's clock has been set then.
+	// lateTries is how often a write is sent anew that the server calls too late although
+	// its time here is not over. The server's clock has been set then.
 	lateTries = 3
 )
 

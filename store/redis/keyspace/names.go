@@ -45,8 +45,8 @@ func Slot(tag string) int {
 // SlotOf returns the slot of a partition.
 func SlotOf(partition int) int { return Slot(Tags[partition : partition+1]) }
 
-// registryTag is the hash tag of all keys of the registry. Scripts change several of them at once, so on a
-// cluster they share a slot.
+// registryTag is the hash tag of all keys of the registry. Scripts change
+// several of them at once, so on a cluster they share a slot.
 const registryTag = "reg"
 
 // Names are the key names of one index.
@@ -151,8 +151,9 @@ func BlockName(prefix string, k blockkey.StoreKey) (name, tag string, err error)
 	return string(NewNames(prefix).AppendBlock(nil, k)), Tags[p : p+1], nil
 }
 
-// ModelKeys returns how keys of a model are named, by their kind, that lie beside the index with a prefix
-// which BlockName takes. All are in one slot, that of the partition which the model's own hash falls in.
+// ModelKeys returns how keys of a model are named, by their kind, that lie beside the index with a
+// prefix which BlockName takes. All are in one slot, that of the partition which the model's own
+// hash falls in.
 func ModelKeys(prefix, model string) func(kind string) string {
 	mask := blockkey.ModelOf(model)
 	p := blockkey.StoreKey(mask).Partition()

@@ -89,8 +89,8 @@ func TestReaderReadsAsAppendHolders(t *testing.T) {
 	})
 }
 
-// FuzzReader has a reader read a chain of values that are like each other, made from two by cutting
-// and joining them anywhere, as AppendHolders reads each by itself.
+// FuzzReader has a reader read a chain of values that are like each other, as AppendHolders reads each by
+// itself. They are made from two by cutting and joining them anywhere.
 func FuzzReader(f *testing.F) {
 	var long []string
 	for id := 100; id < 400; id += 2 {
@@ -114,8 +114,8 @@ func FuzzReader(f *testing.F) {
 				if len(cuts) < 3 || len(last) > 1<<16 {
 					return
 				}
-				// A value is what the last one has before a place, a part of other, and what the last
-				// one has a few bytes behind that place.
+				// A value has what the last one has before a place, and a part of other. Behind that it has
+				// what the last one has a few bytes behind that place.
 				from := len(last) * int(cuts[0]) / 256
 				to := min(len(last), from+int(cuts[1]%8))
 				part := other[len(other)*int(cuts[2]%16)/16:]

@@ -36,8 +36,8 @@ import (
 // where the pods are registered and do not count, or are several.
 type texts map[string]store.HolderID
 
-// newTexts finds out which texts name the pods that count. They are a pod's name, its
-// address, and the host of either where no other pod has the same.
+// newTexts finds out which texts name the pods that count. They are a pod's
+// name, its address, and the host of either where no other pod has the same.
 func newTexts(r roster, late map[string]bool, ids map[string]store.HolderID) texts {
 	out := texts{}
 	hosts := map[string]*member{} // nil for a host of several

@@ -14,8 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
-// need is a command that a role calls. It has its name as an ACL has it, and a call of it. In the
-// call the word KEY is for a key of a block and REG for one of the registry.
+// need is a command that a role calls. It has its name as an ACL has it, and a
+// call of it. In the call the word KEY is for a key of a block and REG for one of
+// the registry.
 type need struct{ name, call string }
 
 // The commands that roles call, by whatever way, a script being one. Commands that each connection
@@ -75,9 +76,9 @@ for i = 1, #ARGV do
 end
 return out`
 
-// takeAccess asks what the user may do without doing any of it. Redis 7 and Valkey tell a script.
-// For Redis 6 the calls are put into a transaction, where they are refused at once or not, and the
-// transaction is thrown away.
+// takeAccess asks what the user may do without doing any of it. Redis 7 and Valkey
+// tell a script. For Redis 6 the calls are put into a transaction, where they are
+// refused at once or not, and the transaction is thrown away.
 func takeAccess(ctx context.Context, node *redis.Client, x Index) (access, error) {
 	// A block that any narrower pattern of names would leave out.
 	keys := []string{x.Prefix + "{.}" + "AAAAAAAA", x.Meta}
