@@ -139,9 +139,9 @@ func TestAbuse(t *testing.T) {
 	}
 }
 
-// TestAbusePage holds docs/abuse.md to the tests: those that it names are there, the cases of
-// those that are tables stand there under the same words, and all of this page's are named with
-// the statuses that they get.
+// TestAbusePage holds docs/abuse.md to the tests. Those that it names are there, and the cases of
+// those that are tables stand there under the same words. All of this page's are named with the
+// statuses that they get.
 func TestAbusePage(t *testing.T) {
 	var text string
 	for _, p := range pages(t) {
@@ -182,8 +182,8 @@ func TestAbusePage(t *testing.T) {
 	}
 }
 
-// TestSmuggling: requests whose end a proxy and an engine could see in different places reach
-// the engine as one request, or not at all, and what the gateway adds cannot be forged.
+// TestSmuggling: a proxy and an engine could see the end of some requests in different places.
+// These reach the engine as one request, or not at all, and what the gateway adds cannot be forged.
 func TestSmuggling(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex // protects seen

@@ -61,8 +61,8 @@ func sendAs(t *testing.T, c *http.Client, method, url, token string, body io.Rea
 
 const addBlocks = `{"op":"add","model":"m","pod":"p","tokens":[1,2,3,4]}`
 
-// TestListenerOfOthers: where others reach the server and it has no credentials, it answers and takes no
-// writes, and logs so at its start, unless a setting allows writes.
+// TestListenerOfOthers: others reach a server that has no credentials. It answers and takes no writes, and
+// logs so at its start, unless a setting allows writes.
 func TestListenerOfOthers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -245,8 +245,8 @@ func TestEnginesElsewhere(t *testing.T) {
 	}
 }
 
-// TestNoPromptIsWritten: what prompts say is in no log line, metric or value of Redis, however
-// they come, whether they are answered or refused, at the most talkative level.
+// TestNoPromptIsWritten: what prompts say is in no log line, metric or value of Redis, at the most
+// talkative level. It does not matter how they come, or whether they are answered or refused.
 func TestNoPromptIsWritten(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -315,9 +315,9 @@ func TestNoPromptIsWritten(t *testing.T) {
 	}
 }
 
-// TestTenants: two callers with salts that kvatlas token has made send one prompt through the
-// gateway: engines get it under two salts, and neither caller sees the other's salt, in the API either. The
-// log does not show a salt.
+// TestTenants: two callers with salts that kvatlas token has made send one prompt through the gateway.
+// Engines get it under two salts, and neither caller sees the other's salt, in the API either. The log does
+// not show a salt.
 func TestTenants(t *testing.T) {
 	t.Parallel()
 	seen := make(chan string, 1)

@@ -58,8 +58,8 @@ var said = map[string][]string{
 	"docs/operations.md":  {},
 }
 
-// TestDocumentedRuns runs what the pages have readers type, each page's blocks in turn, against
-// a server, a Redis and simulated engines, at other ports and in another folder.
+// TestDocumentedRuns runs what the pages have readers type, each page's blocks in turn. It does so
+// against a server, a Redis and simulated engines, at other ports and in another folder.
 func TestDocumentedRuns(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"bash", "curl", "jq", "seq", "redis-cli"} {
@@ -144,7 +144,7 @@ func whyNotRun(page, block string) string {
 
 var foreground = regexp.MustCompile(`^kvatlas (sim|serve)\b[^#]*`)
 
-// scriptOf is a block as a script has it: answers are left out, and what a reader would give a
+// scriptOf is a block as a script has it. Answers are left out, and what a reader would give a
 // terminal of its own runs beside the rest.
 func scriptOf(kind, block string) string {
 	var b strings.Builder

@@ -340,7 +340,7 @@ func TestSnapshotFile(t *testing.T) {
 	}
 }
 
-// TestDumpUsers dumps from Redis as each of the documented users that may: nothing is
+// TestDumpUsers dumps from Redis as each of the documented users that may. Nothing is
 // refused, and the line for dumps has nothing that a reader's dump does without.
 func TestDumpUsers(t *testing.T) {
 	s := redistest.Start(t)

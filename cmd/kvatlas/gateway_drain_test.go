@@ -18,7 +18,7 @@ import (
 )
 
 // heldEngine is an engine whose streams have a part for each send on next, and end when it is
-// closed. begun gets one for each stream that has begun.
+// closed. Channel begun gets one for each stream that has begun.
 type heldEngine struct {
 	*httptest.Server
 	next  chan struct{}
@@ -100,7 +100,7 @@ func startStreams(t *testing.T, g *gatewayProcess, e *heldEngine, n int) <-chan 
 	return ended
 }
 
-// A gateway that gets a signal to end breaks no stream. /health says at once that it is draining; it accepts
+// A gateway that gets a signal to end breaks no stream. At once its /health says that it is draining. It accepts
 // requests until its drain delay is over, then none, and exits with the last answer.
 func TestGatewayDrains(t *testing.T) {
 	e := holdStreams(t)

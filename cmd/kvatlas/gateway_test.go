@@ -148,8 +148,8 @@ func ids(first, n int, more string) string {
 	return fmt.Sprintf(`{"model":%q,"max_tokens":3,"prompt":[%s]%s}`, gatewayModel, b.String()[1:], more)
 }
 
-// A gateway that knows nothing but addresses asks the engines for all else: of those with
-// events it reads the events, and of the others it takes for held what it sent there.
+// A gateway that knows nothing but addresses asks the engines for all else. Of those with
+// events it reads the events. Of the others it takes for held what it sent there.
 func TestGatewayCommand(t *testing.T) {
 	for _, x := range []struct {
 		what   string

@@ -73,8 +73,8 @@ type manifest struct {
 	Subjects []struct{ Name, Namespace string } `yaml:"subjects"`
 }
 
-// environment is what the container is started with, by name: what it sets itself, with
-// the values that come from elsewhere, and the ConfigMaps, which it has to name.
+// environment is what the container is started with, by name. It has what the container sets
+// itself, with the values that come from elsewhere, and the ConfigMaps, which it has to name.
 func (c *container) environment(t *testing.T, configs ...manifest) map[string]string {
 	t.Helper()
 	env := map[string]string{"KVATLAS_REDIS": "redis://:secret@h:6379", "KVATLAS_PODS_KUBERNETES_NAMESPACE": "llm", "HF_TOKEN": "hf_secret"}
@@ -149,7 +149,7 @@ func manifests(t *testing.T, file string) map[string]manifest {
 }
 
 // TestManifests starts from the variables that the Deployment sets, with each way of
-// finding pods: they are settings that there are, and what the manifests say twice is the
+// finding pods. They are settings that there are, and what the manifests say twice is the
 // same.
 func TestManifests(t *testing.T) {
 	base := manifests(t, "kvatlas.yaml")

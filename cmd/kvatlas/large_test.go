@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/demo"
 )
 
-// TestLargePrompt sends a prompt of 10 MB: to a server that does not allow it, and to
-// one that does, which answers within its budget that there is more.
+// TestLargePrompt sends a prompt of 10 MB to two servers. One does not allow it. The other
+// does, and answers within its budget that there is more.
 func TestLargePrompt(t *testing.T) {
 	prompt := strings.Repeat("The quick brown fox jumps over the lazy dog.\n", 10<<20/45)
 	dir := tokenizers(t)

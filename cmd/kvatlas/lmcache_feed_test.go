@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
-// LMCache's own workers, two of a tensor-parallel pod and one of another, and a server of
-// MP mode: what they hold counts in scores, in tokens, with the weights of its tiers.
+// LMCache's own workers, two of a tensor-parallel pod and one of another, and a server of MP
+// mode. What they hold counts in scores, in tokens, with the weights of its tiers.
 func TestLMCacheIsHeard(t *testing.T) {
 	pull, reply, beat, mp := redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)
 	r := start(t, "--redis="+redistest.Start(t).URL(), "--score-budget=5s", "--lmcache-lease=6s", "--lmcache-instances=two=pod-two,one=pod-one",

@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
-// What LMCache has written to the Redis of the index counts with no setting but --redis:
+// What LMCache has written to the Redis of the index counts with no setting but --redis. The
 // form, algorithm, seed and chunk size are learnt from it. What another model has filed of
 // the same tokens does not count, and nothing that cannot be recomputed does.
 func TestLMCacheIsLearnt(t *testing.T) {

@@ -37,8 +37,8 @@ func entriesOf(t *testing.T, holds []json.RawMessage) (keys []string, owners map
 	return keys, owners
 }
 
-// TestLMCacheLookupServers: what the lookup servers of 0.3.1 and 0.3.6 SET and DEL in Redis
-// is what a score finds there, two pods and two tensor-parallel workers included.
+// TestLMCacheLookupServers: a score finds what the lookup servers of 0.3.1 and 0.3.6 SET and DEL
+// in Redis. Two pods and two tensor-parallel workers are included.
 func TestLMCacheLookupServers(t *testing.T) {
 	for version, profile := range map[string]string{"0.3.1": "version=0.3.1", "0.3.6": "version=0.3.6&vllm=false&python=3.12"} {
 		t.Run(version, func(t *testing.T) {
@@ -129,8 +129,8 @@ func TestLMCacheLookupServers(t *testing.T) {
 	}
 }
 
-// TestLMCacheRemoteStores: tensors that LMCache's native client puts into Redis, as the
-// remote store of an engine or the second level of MP mode, are every pod's in tier shared,
+// TestLMCacheRemoteStores: LMCache's native client puts tensors into Redis, as the remote
+// store of an engine or the second level of MP mode. They are every pod's in tier shared,
 // until they are deleted.
 func TestLMCacheRemoteStores(t *testing.T) {
 	for _, c := range []struct {
@@ -212,9 +212,9 @@ func TestLMCacheRemoteStores(t *testing.T) {
 	}
 }
 
-// TestLMCacheEngine: the whole LMCacheEngine of 0.5.6. What it has in CPU memory it tells
-// the controller, what it puts into its remote store is found there, and its KV events come
-// as vLLM would publish them.
+// TestLMCacheEngine: the whole LMCacheEngine of 0.5.6. What it has in CPU memory it tells the
+// controller, and what it puts into its remote store is found there. Its KV events come as
+// vLLM would publish them.
 func TestLMCacheEngine(t *testing.T) {
 	const (
 		one, two = "10.0.0.1:8000", "10.0.0.2:8000" // two has the KV events
@@ -238,8 +238,8 @@ func TestLMCacheEngine(t *testing.T) {
 	// Prompts of 4, 3 and 2 chunks.
 	rows := [][2]int{{0, 4 * chunk}, {5000, 3 * chunk}, {9000, 2 * chunk}}
 	h := must.Get(lmcache.New(lmcache.Config{Version: lmcache.V046}))(t)
-	// equal looks at all prompts: in CPU memory is what the engine holds, in the remote
-	// store what is in Redis, and a chunk in both is the nearer one's.
+	// equal looks at all prompts. In CPU memory is what the engine holds, in the remote store
+	// what is in Redis, and a chunk in both is the nearer one's.
 	equal := func(what string, holds []json.RawMessage, chunks int) {
 		t.Helper()
 		held := map[string]bool{}

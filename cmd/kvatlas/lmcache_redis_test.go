@@ -15,9 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// LMCache writes to another Redis than the index's, single or cluster: its entries and its
-// remote tier count, for pods that are registered and pods that a request names, and when
-// that Redis stands still what the index has counts on.
+// LMCache writes to another Redis than the index's, single or cluster. Its entries and its
+// remote tier count, for pods that are registered and pods that a request names. When that
+// Redis stands still, what the index has counts on.
 func TestLMCacheInAnotherRedis(t *testing.T) {
 	const (
 		first  = "8808405eec6fbe306fe3369f88daed79dd5613ddbb5e801f632b01d6218c5f08"

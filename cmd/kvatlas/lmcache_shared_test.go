@@ -62,9 +62,9 @@ func (w *sharedWorker) peer(key uint64) string {
 }
 
 // TestCaseTwoPodsWithOneInstanceID: two engines have got one lmcache_instance_id, and a
-// third has its own. What one of the two holds is never credited to the other, nor are
-// peers sent there; where their connections come from different hosts each counts. The log
-// and the doctor name both.
+// third has its own. What one of the two holds is never credited to the other, nor are peers
+// sent there. Where their connections come from different hosts each counts. The log and the
+// doctor name both.
 func TestCaseTwoPodsWithOneInstanceID(t *testing.T) {
 	const first, second, third = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:8000"
 	prompt := tokens(512)

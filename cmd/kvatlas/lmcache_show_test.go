@@ -14,9 +14,10 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
-// TestLMCacheInOneScore has all ways at once: an engine's GPU events, what LMCache's fork
-// once sent to Redis, a worker of 0.5.6 that talks to the controller, and tensors that
-// all pods can fetch. One score has them all in one round trip.
+// TestLMCacheInOneScore has all ways at once. They are an engine's GPU events, and what
+// LMCache's fork once sent to Redis. They are a worker of 0.5.6 that talks to the
+// controller, and tensors that all pods can fetch. One score has them all in one round
+// trip.
 func TestLMCacheInOneScore(t *testing.T) {
 	const (
 		model    = "m" // in requests; the engines call it otherwise
@@ -95,9 +96,9 @@ func TestLMCacheInOneScore(t *testing.T) {
 	s.tiersOf(t, "the GPU's end", prompt, one, map[string]int{"gpu": 256, "cpu": 512, "shared": 256})
 }
 
-// TestLMCacheRoundTrips: what LMCache holds is asked for in the round trip of the blocks,
-// one for each window of a prompt that is held, as without LMCache. By default windows are
-// of 64 and 256 blocks and then larger, and take a rest along that is no longer.
+// TestLMCacheRoundTrips: what LMCache holds is asked for in the round trip of the blocks.
+// There is one for each window of a prompt that is held, as without LMCache. By default
+// windows are of 64 and 256 blocks and then larger, and take a rest along that is no longer.
 func TestLMCacheRoundTrips(t *testing.T) {
 	const pod = "10.0.0.1:8000"
 	redis := redistest.Start(t)
@@ -109,8 +110,8 @@ func TestLMCacheRoundTrips(t *testing.T) {
 		must.Get(fmt.Sscan(s.figure(t, "kvatlas_index_round_trips_total"), &n))(t)
 		return n
 	}
-	// Blocks are of 64 tokens: the pod has the first in its GPU and the rest in LMCache, of
-	// which the last quarter is in the remote store alone.
+	// Blocks are of 64 tokens. The pod has the first in its GPU and the rest in LMCache, of which
+	// the last quarter is in the remote store alone.
 	for i, c := range []struct{ blocks, gpu, windows int }{{16, 4, 1}, {128, 64, 1}, {200, 100, 2}, {640, 200, 3}} {
 		prompt := tokensFrom(uint32(100_000*i), 64*c.blocks)
 		must.Get(s.c.Blocks(t.Context(), client.BlocksRequest{Op: "add", Model: "m", Pod: pod, Tokens: prompt[:64*c.gpu]}))(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache"
 )
 
-// TestLMCacheIsWritten: what a worker of 0.3.1 tells the controller stands in Redis in
-// both of LMCache's shapes, where another kvatlas finds it, and goes with the worker.
+// TestLMCacheIsWritten: what a worker of 0.3.1 tells the controller stands in Redis in both
+// of LMCache's shapes. Another kvatlas finds it there, and it goes with the worker.
 func TestLMCacheIsWritten(t *testing.T) {
 	s := redistest.Start(t)
 	pull := redistest.FreePort(t)

@@ -75,8 +75,8 @@ func chartObjects(t *testing.T, file string) (deployment, settings manifest) {
 }
 
 // TestManifestsHaveTheMemory holds the limits of memory in the manifests, in the Helm chart and in compose's file
-// against what the settings there allow: Go's part fits its own limit, and that fits with the
-// tokenizers into the container's.
+// against what the settings there allow. Go's part fits its own limit, and that fits with the tokenizers into the
+// container's.
 func TestManifestsHaveTheMemory(t *testing.T) {
 	hold := func(name, goLimit, limit string, c *config.Loaded) {
 		t.Helper()

@@ -16,7 +16,7 @@ import (
 )
 
 // TestMultimodal has an engine publish the events of a chat with two images, as vLLM 0.19
-// and later does, and the chat itself scored: with what a caller knows of the
+// and later does, and scores the chat itself. It does so with what a caller knows of the
 // images, with one of them changed, and with nothing known.
 func TestMultimodal(t *testing.T) {
 	// The model has no images; one of its reserved tokens is made their marker.

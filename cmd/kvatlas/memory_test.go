@@ -15,9 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// TestMemoryOfRaisedLimits floods a process of its own, whose limit of a body is raised, with
-// chats that take 80 bytes of memory for each of the body. It stays within the bytes in
-// flight: one such chat is worked on at a time.
+// TestMemoryOfRaisedLimits floods a process of its own, whose limit of a body is raised. The
+// chats take 80 bytes of memory for each of the body. It stays within the bytes in flight: one
+// such chat is worked on at a time.
 func TestMemoryOfRaisedLimits(t *testing.T) {
 	if _, err := os.Stat("/proc/self/status"); err != nil {
 		t.Skip("the peak of a process's memory is read from /proc")
@@ -69,8 +69,8 @@ func TestMemoryOfRaisedLimits(t *testing.T) {
 	if grown := peak() - before; grown > limit {
 		t.Errorf("it has grown by %d MiB, the limit is %d", grown>>10, limit>>10)
 	}
-	// What would take more than all is refused, and nothing is made of it: no more values
-	// than a chat may have, which take 159 MiB.
+	// What would take more than all is refused, and nothing is made of it. It has no more
+	// values than a chat may have, which take 159 MiB.
 	if status, answer := post(lists(5800)); status != http.StatusRequestEntityTooLarge || !strings.Contains(answer, "all requests together may take") {
 		t.Errorf("a chat of more than all: %d %s", status, answer)
 	}
@@ -110,9 +110,9 @@ func startLimited(t *testing.T, args ...string) (url string, peak func() int) {
 	}
 }
 
-// TestMemoryOfTextsThatCannotBeCut floods a process of its own, whose limit of a text is
-// raised, with texts that the tokenizers' library takes up to 350 bytes for each byte of. What
-// they take together stays within one share; a text that would take more is refused.
+// TestMemoryOfTextsThatCannotBeCut floods a process of its own, whose limit of a text is raised.
+// The tokenizers' library takes up to 350 bytes for each byte of these texts. What they take
+// together stays within one share; a text that would take more is refused.
 func TestMemoryOfTextsThatCannotBeCut(t *testing.T) {
 	if _, err := os.Stat("/proc/self/status"); err != nil {
 		t.Skip("the peak of a process's memory is read from /proc")

@@ -90,9 +90,9 @@ func (s *service) load(ctx context.Context, p *preloading) {
 // lookForModels is how often a gateway looks which models its pods have.
 const lookForModels = 250 * time.Millisecond
 
-// loadTokenizersOfPods loads the tokenizer of each model that a pod serves, once. A gateway's first
-// requests would otherwise wait for it, and be sent without a look at their prompts. One that cannot be
-// loaded is tried again with the first request that wants it.
+// loadTokenizersOfPods loads the tokenizer of each model that a pod serves, once. A gateway's
+// first requests would otherwise wait for it, and be sent without a look at their prompts. One
+// that cannot be loaded is tried again with the first request that wants it.
 func (s *service) loadTokenizersOfPods(ctx context.Context) {
 	tick := time.NewTicker(lookForModels)
 	defer tick.Stop()

@@ -87,8 +87,8 @@ func TestScoreSaysWhichPodsAreNotRegistered(t *testing.T) {
 	}
 }
 
-// TestScoreSaysWhatIsLate asks for a text and for a chat that are not tokenized in time: a script
-// must not take that for a prompt that no pod holds, unless it has asked not to wait.
+// TestScoreSaysWhatIsLate asks for a text and for a chat that are not tokenized in time. A script must
+// not take that for a prompt that no pod holds, unless it has asked not to wait.
 func TestScoreSaysWhatIsLate(t *testing.T) {
 	const late = `{"scores":{},"blocks":{"total":0,"size":64},"tokens":{"total":0,"source":"none","exact":false},"degraded":{"reason":"tokenization_budget"}}`
 	for name, tc := range map[string]struct {

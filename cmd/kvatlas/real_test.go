@@ -53,10 +53,10 @@ func recordedRuns(t *testing.T) (runs []*recordedRun, pods string) {
 	return runs, strings.Join(all, ",")
 }
 
-// The driver of make real, asked of a simulated engine what it once asked a real vLLM, finds
-// the same: of each request as many tokens are cached, and as many were predicted. A cache
-// that is too small, a clear, a restart, chats, tools, adapters, salts and offloading are in the
-// records. The servers follow the engines of all records: to load a tokenizer takes longer than the rest.
+// The driver of make real asks a simulated engine what it once asked a real vLLM, and finds the
+// same. Of each request as many tokens are cached, and as many were predicted. A cache that is too
+// small, a clear, a restart, chats, tools, adapters, salts and offloading are in the records. The
+// servers follow the engines of all records: to load a tokenizer takes longer than the rest.
 func TestSimulatedAsRecorded(t *testing.T) {
 	python := enginetest.Python(t)
 	runs, pods := recordedRuns(t)

@@ -110,9 +110,9 @@ func (r *recorded) add(t *testing.T, raw json.RawMessage, numbers map[json.Numbe
 }
 
 // TestRecordsAlike has a simulated vLLM asked for the prompts of examples/events.jsonl, which a
-// real one has published, and reads both records by the same code: the events have the same
-// fields with the same values, but for the hashes, which have seeds of their own. A server
-// that both are played to scores both alike.
+// real one has published. It reads both records by the same code. The events have the same fields
+// with the same values, but for the hashes, which have seeds of their own. A server that both are
+// played to scores both alike.
 func TestRecordsAlike(t *testing.T) {
 	theirs := readRecorded(t, exampleEvents)
 	ports := [3]int{redistest.FreePort(t), redistest.FreePort(t), redistest.FreePort(t)}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// TestRelay asks two replicas on one Redis for what an engine has sent: the one that reads it returns the
+// TestRelay asks two replicas on one Redis for what an engine has sent. The one that reads it returns the
 // messages, each returns the blocks, and both together are the whole. They are on the admin listener alone.
 func TestRelay(t *testing.T) {
 	redis := redistest.Start(t)

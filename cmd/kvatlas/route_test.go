@@ -134,7 +134,7 @@ func TestRouteOfManyProcesses(t *testing.T) {
 }
 
 // TestEnginesAreAsked lets two servers on one Redis route to an engine that has requests of
-// others: one of them reads its metrics, and both see it.
+// others. One of them reads its metrics, and both see it.
 func TestEnginesAreAsked(t *testing.T) {
 	redis := redistest.Start(t)
 	var asked atomic.Int64

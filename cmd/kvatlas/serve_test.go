@@ -99,8 +99,8 @@ func TestPortIsTaken(t *testing.T) {
 	}
 }
 
-// A request that is on its way when the signal comes is answered; in the drain
-// delay new ones are too, while /readyz turns load balancers away.
+// A request that is on its way when the signal comes is answered. In the drain delay
+// new ones are too, while /readyz turns load balancers away.
 func TestDrain(t *testing.T) {
 	r := start(t, "--drain-delay=3s", "--drain-timeout=1m", "--request-timeout=1m")
 	finish, answered := slowRequest(t, r.url)
@@ -151,8 +151,8 @@ func TestDrainTimeout(t *testing.T) {
 }
 
 // slowRequest sends the first half of a request and waits until the server
-// works on it. finish sends the rest; answered then gives the status, or the
-// error.
+// works on it. Func finish sends the rest; answered then gives the status, or
+// the error.
 func slowRequest(t *testing.T, url string) (finish func(), answered <-chan string) {
 	t.Helper()
 	const body = `{"model":"m","tokens":[1]}`

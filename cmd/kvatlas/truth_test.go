@@ -75,9 +75,10 @@ func cachedOf(t *testing.T, engine string, tokens []int) int {
 	return answer.Usage.Details.Cached
 }
 
-// TestThreeNumbers routes prompts to simulated engines, and reports what each had cached: the metrics count
-// by pod what any pod held, what the chosen pod held and what its engine had, and for which of three causes
-// the rest was computed anew. A rank whose engine has less than half of what was promised is named by doctor.
+// TestThreeNumbers routes prompts to simulated engines, and reports what each had cached. The metrics count
+// by pod what any pod held, what the chosen pod held and what its engine had. They count for which of three
+// causes the rest was computed anew. A rank whose engine has less than half of what was promised is named by
+// doctor.
 func TestThreeNumbers(t *testing.T) {
 	s := serveProcess(t, "--redis="+redistest.Start(t).URL(), "--block-size=16", "--roles=score,ingest")
 	one, two := simulated(t, s, true), simulated(t, s, true)

@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/sim/trial"
 )
 
-// kvatlas up has conversations with engines where its server routes them, and shows that what
-// was predicted of them is reused, and how the candidates ranked.
+// kvatlas up has conversations with engines where its server routes them. It shows that what was
+// predicted of them is reused, and how the candidates ranked.
 func TestUp(t *testing.T) {
 	for _, x := range []struct {
 		args   []string
@@ -113,8 +113,9 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// The table of docs/sim.md, of which the README has figures, is what its command prints: each column
-// that is printed, which with the race detector is one, as each takes it a quarter of a minute.
+// The table of docs/sim.md, of which the README has figures, is what its command prints. The test compares
+// each column that is printed, which with the race detector is one, as each takes it a quarter of a
+// minute.
 func TestCompareDocumented(t *testing.T) {
 	t.Parallel()
 	page := must.Get(os.ReadFile("../../docs/sim.md"))(t)

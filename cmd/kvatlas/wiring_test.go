@@ -67,8 +67,8 @@ func (s *served) publishUntil(t *testing.T, p *enginetest.Publisher, prompt []ui
 	})
 }
 
-// TestBind is an engine that connects to kvatlas, which is an engine's way when its
-// endpoint has a host: vLLM's own publisher, and its replay socket.
+// TestBind is an engine that connects to kvatlas: vLLM's own publisher, and its replay
+// socket. That is an engine's way when its endpoint has a host.
 func TestBind(t *testing.T) {
 	events, replay := redistest.FreePort(t), redistest.FreePort(t)
 	pod := client.Pod{Address: "127.0.0.1:8000", Events: fmt.Sprintf("bind+tcp://*:%d", events), Replay: fmt.Sprintf("tcp://*:%d", replay)}

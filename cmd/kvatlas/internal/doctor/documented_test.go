@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// TestFindingsAreDocumented has a paragraph for each finding that the doctor's own files
-// make; those of the packages that it calls are held by tests of theirs.
+// TestFindingsAreDocumented has a paragraph for each finding that the doctor's own files make.
+// Those of the packages that it calls are held by tests of theirs.
 func TestFindingsAreDocumented(t *testing.T) {
 	text := must.Get(os.ReadFile(operations))(t)
 	_, paragraphs, ok := strings.Cut(string(text), "\n## What each finding means\n")
