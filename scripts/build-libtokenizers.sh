@@ -8,11 +8,11 @@
 #                                             keeps one core busy and no more
 #   scripts/build-libtokenizers.sh --relock   resolve rust/Cargo.lock anew (see rust/README.md)
 #
-# The version is the one in go.mod. "Up to date" means that the library was made for that version and platform from
-# the very rust/ folder of this checkout. Its bytes are those written then.
+# The version is the one in go.mod. "Up to date" means that the library was made for that version and
+# platform from the very rust/ folder of this checkout. Its bytes are those written then.
 #
-# A released archive is used only if its sum stands in scripts/libtokenizers.sha256 and the network gives it. And
-# rust/ may hold no module of our own to compile in.
+# A released archive is used only if its sum stands in scripts/libtokenizers.sha256 and the network gives
+# it. And rust/ may hold no module of our own to compile in.
 #
 # GOARCH=arm64 in the environment, on another machine, builds for that: lib/linux-arm64/libtokenizers.a,
 # with rustup's target and Debian's cross compilers (scripts/dist.sh links with it).
@@ -37,8 +37,8 @@ readonly go_stamp=$root/tokenpool/internal/link/zz_stamp.go
 start=$SECONDS
 tmp='' besides=() beside=''
 
-# set_places: out is the library, stamp says what it was made of, work is for cargo. The name triple is Rust's of
-# another platform than this machine's, and empty for its own.
+# set_places: out is the library, stamp says what it was made of, work is for cargo. The name triple is
+# Rust's of another platform than this machine's, and empty for its own.
 set_places() {
   local dir=$root/lib
   triple='' work=$root/.cache/libtokenizers
@@ -82,8 +82,8 @@ own_modules() {
   return 0
 }
 
-# input_key: names everything that shapes the library. The compiler's version is left out on purpose. A new compiler
-# makes a library that does the same, and need not cost every checkout two minutes.
+# input_key: names everything that shapes the library. The compiler's version is left out on purpose. A
+# new compiler makes a library that does the same, and need not cost every checkout two minutes.
 input_key() {
   {
     echo "$recipe $version $platform"

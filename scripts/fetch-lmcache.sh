@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prepare what the tests need of real LMCache. That is a Python environment, and the Python files of three of its releases, taken unchanged from
-# the packages they are released in.
+# Prepare what the tests need of real LMCache. That is a Python environment, and the Python files of three of its
+# releases, taken unchanged from the packages they are released in.
 #
 #   scripts/fetch-lmcache.sh [DIR]
 #
@@ -18,8 +18,8 @@ dir=${1:-$root/.cache/lmcache}
 # What LMCache's controller client and cache events import and use; internal/lmcachetest stands in for the rest.
 readonly requirements="pyzmq==27.3.0 msgspec==0.22.0 pydantic==2.14.4 pyyaml==6.0.4 httpx==0.28.1 prometheus_client==0.26.0 cachetools==8.0.2 sortedcontainers==2.4.0 redis==8.1.0 blake3==1.0.9 numpy==1.26.4 psutil==7.2.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-prometheus==0.66b2"
 
-# VERSION SHA256 a line. They are the first whose workers talk to a controller, the last with a lookup server in Redis, and the last that was
-# measured.
+# VERSION SHA256 a line. They are the first whose workers talk to a controller, the last with a lookup server in
+# Redis, and the last that was measured.
 readonly releases="
 0.3.1 748d684e2fb1c43180cbebdb490ae57a040d181f8584af032d8dd93f99c4d890
 0.3.6 673bc51a1eeb1301133d213a74a7dff92be6e2da9481631bb2838fa044e86c69
