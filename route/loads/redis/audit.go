@@ -117,20 +117,14 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 	return out, left, nil
 }
 
-// reservedBy reads the names of the loads from a reservation, of which a pair has two: see
-// lua/loads.lua.
+// reservedBy returns the names of the loads that a reservation is part of, of which a pair has two.
 func reservedBy(v string) []string {
-	const fixed = 16
-	if len(v) < 8*fixed {
+	r, err := readReservation(v)
+	switch {
+	case err != nil:
 		return nil
+	case r.at == r.prefills:
+		return []string{field(r.at)}
 	}
-	n, other, rest := number(v, 13), number(v, 14), v[8*fixed:]
-	if !(n >= 0 && other >= 0 && n+other <= float64(len(rest))) {
-		return nil
-	}
-	names := []string{rest[:int(n)]}
-	if other > 0 {
-		names = append(names, rest[int(n):int(n+other)])
-	}
-	return names
+	return []string{field(r.at), field(r.prefills)}
 }

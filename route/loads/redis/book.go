@@ -1,8 +1,12 @@
 package redis
 
 import (
+	"fmt"
+	"math"
+
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/route/loads"
+	"github.com/kvatlas/kvatlas/store"
 )
 
 // bookArgs are the arguments of lua/book.lua.
@@ -24,12 +28,22 @@ func (s *Store) bookArgs(c *loads.PairCall) []any {
 			}
 		}
 	}
-	args := make([]any, 0, 7+len(c.Candidates)+len(c.Prefill))
-	args = append(args, s.now(), c.ID, packCall(&c.Call, tail, overdueAtOnce), packed, packCandidates(c.Candidates), packCandidates(c.Prefill), pair)
+	n := len(c.Candidates) + len(c.Prefill)
+	told := make([]byte, 0, 12*8*n)
+	all := int64((c.Tokens + c.BlockSize - 1) / c.BlockSize)
+	told = appendIdle(told, c.Candidates, c.Weights, all)
+	told = appendIdle(told, c.Prefill, c.PrefillWeights, all)
+	told = appendCandidates(told, c.Candidates)
+	told = appendCandidates(told, c.Prefill)
+	args := make([]any, 0, 6+n)
+	args = append(args, s.now(), c.ID, packCall(&c.Call, tail, overdueAtOnce), packed, told)
 	for _, list := range [][]loads.Candidate{c.Candidates, c.Prefill} {
 		for i := range list {
 			args = append(args, field(list[i].RankRef))
 		}
+	}
+	if pair != nil {
+		args = append(args, pair)
 	}
 	return args
 }
@@ -41,12 +55,26 @@ func packCall(c *loads.Call, tail int64, overdue int) []byte {
 	if c.WantLoads {
 		wanted = 1
 	}
-	return appendNumbers(make([]byte, 0, 17*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
-		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests, c.Quadratic, wanted)
+	return appendNumbers(make([]byte, 0, 18*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
+		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests, c.Quadratic, wanted,
+		float64(len(c.Candidates)))
 }
 
-func packCandidates(cs []loads.Candidate) []byte {
-	b := make([]byte, 0, 11*8*len(cs))
+// appendIdle appends what each candidate costs where nothing runs, with all blocks of the prompt: the
+// script works out those alone where something does.
+func appendIdle(b []byte, cs []loads.Candidate, w loads.Weights, blocks int64) []byte {
+	var idle loads.Load
+	for i := range cs {
+		cost := math.NaN()
+		if !cs[i].Limits.Busy(&idle) {
+			cost = cs[i].Cost(w, &idle, blocks, 0)
+		}
+		b = appendNumbers(b, cost)
+	}
+	return b
+}
+
+func appendCandidates(b []byte, cs []loads.Candidate) []byte {
 	for i := range cs {
 		d := &cs[i]
 		b = appendNumbers(b, float64(d.Generation), float64(d.Uncached), float64(d.Work), d.Base, d.Floor, d.Factor, d.Speed,
@@ -55,47 +83,81 @@ func packCandidates(cs []loads.Candidate) []byte {
 	return b
 }
 
+// What lua/book.lua says first of how it went.
+const (
+	stateBooked = iota
+	stateAgain
+	stateFull
+	stateSettings
+	stateBusy
+)
+
 // readBooked reads the reply of lua/book.lua.
-func readBooked(reply []any, c *loads.PairCall) (out loads.BookedPair, err error) {
-	r := reader{reply: reply}
-	state, paired := r.text(), len(c.Prefill) > 0
-	out.Now = r.time()
-	if r.err == nil && state == "full" {
+func readBooked(reply string, c *loads.PairCall) (out loads.BookedPair, err error) {
+	r := numberReader{rest: reply}
+	state, now := r.next(), r.next()
+	out.Now = int64(now)
+	switch {
+	case r.err != nil:
+		return loads.BookedPair{}, r.err
+	case state == stateFull:
 		return out, loads.ErrFull
-	}
-	if r.err == nil && state == "settings" {
+	case state == stateSettings:
 		return out, loads.ErrSettings
-	}
-	name := r.text()
-	prefills := name
-	if out.Again = state == "again"; out.Again {
-		prefills = r.text()
-	} else {
-		out.Costs, out.Loads = r.weighed(c.Candidates, c.WantLoads)
-		if paired {
-			prefills = r.text()
-			out.PrefillCosts, out.PrefillLoads = r.weighed(c.Prefill, c.WantLoads)
-			totals := r.text()
-			out.Resorted = r.int() == 1
-			n := len(c.Options)
-			if out.Resorted {
-				n = len(c.Resorts)
-			}
-			t := reader{reply: []any{totals}}
-			if out.Totals = t.numbers(n); r.err == nil {
-				r.err = t.err
-			}
+	case state == stateAgain:
+		out.Again = true
+		length, other := r.next(), r.next()
+		if out.RankRef, out.Prefill, err = readNames(r.rest, length, other); r.err != nil {
+			err = r.err
 		}
+		return out, err
+	}
+	who, prefills := r.next(), 0.0
+	out.Costs = r.list(len(c.Candidates))
+	if len(c.Prefill) > 0 {
+		prefills = r.next()
+		out.PrefillCosts = r.list(len(c.Prefill))
+		out.Resorted = r.next() == 1
+		n := len(c.Options)
+		if out.Resorted {
+			n = len(c.Resorts)
+		}
+		out.Totals = r.list(n)
+	}
+	if c.WantLoads {
+		out.Loads = r.loads(c.Candidates)
+		out.PrefillLoads = r.loads(c.Prefill)
+	}
+	if r.err == nil && len(r.rest) > 0 {
+		r.fail()
 	}
 	if r.err != nil {
 		return loads.BookedPair{}, r.err
 	}
-	if state == "busy" {
+	if state == stateBusy {
 		return out, loads.ErrBusy
 	}
-	if out.RankRef, err = parseField(name); err != nil {
+	// The places are numbered from 1, those that prefill behind the others.
+	if out.RankRef, err = place(c, who); err == nil {
+		out.Prefill = out.RankRef
+		if len(c.Prefill) > 0 {
+			out.Prefill, err = place(c, prefills)
+		}
+	}
+	if err != nil {
 		return loads.BookedPair{}, err
 	}
-	out.Prefill, err = parseField(prefills)
-	return out, err
+	return out, nil
+}
+
+// place is the i-th candidate of a call, counted from 1.
+func place(c *loads.PairCall, i float64) (store.RankRef, error) {
+	n := len(c.Candidates)
+	switch at := int(i) - 1; {
+	case at >= 0 && at < n:
+		return c.Candidates[at].RankRef, nil
+	case at >= n && at < n+len(c.Prefill):
+		return c.Prefill[at-n].RankRef, nil
+	}
+	return store.RankRef{}, fmt.Errorf("%w: a script has booked at candidate %v of %d", loads.ErrUnavailable, i, n+len(c.Prefill))
 }

@@ -135,9 +135,10 @@ func (s *Store) keys(model string) []string {
 	return []string{name("l" + form), name("r" + form), name("t" + form), name("m"+form) + ":", name("x"), name("g"), name("d")}
 }
 
-// requestKeys are those of keys that what is done with every request goes by: each costs the server
-// time.
-func (s *Store) requestKeys(model string) []string { return s.keys(model)[:5] }
+// bookKeys and reportKeys are those of keys that what is done with every request goes by: each costs
+// the server time.
+func (s *Store) bookKeys(model string) []string   { return s.keys(model)[:5] }
+func (s *Store) reportKeys(model string) []string { return s.keys(model)[:4] }
 
 // now is the first argument of every script.
 func (s *Store) now() int64 {
@@ -147,11 +148,24 @@ func (s *Store) now() int64 {
 	return s.c.Now().UnixMicro()
 }
 
-// run runs a script. The first argument is now.
+// run runs a script whose reply is a list. The first argument is now.
 func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, args []any) ([]any, error) {
+	reply, err := s.eval(ctx, script, keys, args)
+	if err != nil {
+		return nil, err
+	}
+	list, ok := reply.([]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: a script's reply is %.80q", loads.ErrUnavailable, fmt.Sprint(reply))
+	}
+	return list, nil
+}
+
+// eval runs a script. The first argument is now.
+func (s *Store) eval(ctx context.Context, script *goredis.Script, keys []string, args []any) (any, error) {
 	ctx, cancel := bound.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
-	reply, err := script.Run(ctx, s.c.Client, keys, args...).Slice()
+	reply, err := script.Run(ctx, s.c.Client, keys, args...).Result()
 	switch {
 	case err == nil:
 		return reply, nil
@@ -216,25 +230,25 @@ func (s *Store) BookPair(ctx context.Context, c *loads.PairCall) (loads.BookedPa
 
 // book books a pair or, where no place is there to prefill, one place.
 func (s *Store) book(ctx context.Context, c *loads.PairCall) (loads.BookedPair, error) {
-	keys, args := s.requestKeys(c.Model), s.bookArgs(c)
-	reply, err := s.run(ctx, bookScript, keys, args)
-	if err == nil && len(reply) == 2 && reply[0] == "overdue" {
-		if err = s.endOverdue(ctx, keys, reply[1]); err == nil {
+	keys, args := s.bookKeys(c.Model), s.bookArgs(c)
+	reply, err := s.eval(ctx, bookScript, keys, args)
+	if ids, ok := reply.([]any); ok && err == nil {
+		if err = s.endOverdue(ctx, keys, ids); err == nil {
 			_, tail := c.Marked()
 			args[2] = packCall(&c.Call, tail, 0)
-			reply, err = s.run(ctx, bookScript, keys, args)
+			reply, err = s.eval(ctx, bookScript, keys, args)
 		}
 	}
 	if err != nil {
 		return loads.BookedPair{}, err
 	}
-	return readBooked(reply, c)
+	text, _ := reply.(string)
+	return readBooked(text, c)
 }
 
 // endOverdue ends the reservations of which a script has found that their leases are over.
-func (s *Store) endOverdue(ctx context.Context, keys []string, ids any) error {
-	r := reader{}
-	r.reply, _ = ids.([]any)
+func (s *Store) endOverdue(ctx context.Context, keys []string, ids []any) error {
+	r := reader{reply: ids}
 	args := []any{s.now(), "overdue", ""}
 	for r.more() {
 		args = append(args, strings.TrimSuffix(r.text(), pad))
@@ -242,7 +256,7 @@ func (s *Store) endOverdue(ctx context.Context, keys []string, ids any) error {
 	if len(args) == 3 || r.err != nil {
 		return r.err
 	}
-	_, err := s.run(ctx, leaveScript, keys, args)
+	_, err := s.eval(ctx, leaveScript, keys, args)
 	return err
 }
 
@@ -253,7 +267,9 @@ func (s *Store) Done(ctx context.Context, model, id string, d loads.Done) (loads
 		learn = 0
 	}
 	learnt := appendNumbers(make([]byte, 0, 4*8), float64(max(-1, d.Cached)), d.Shape.Quadratic, d.Shape.Overhead, learn)
-	return s.report(ctx, leaveScript, model, id, "done", learnt, id)
+	v, out, err := s.report(ctx, leaveScript, model, id, "done", learnt, id)
+	out.RankRef, out.First = v.prefills, out.Known && !v.prefilled
+	return out, err
 }
 
 // Output implements loads.Store.
@@ -261,40 +277,33 @@ func (s *Store) Output(ctx context.Context, model, id string, tokens int) (loads
 	if err := loads.CheckOutput(tokens); err != nil {
 		return loads.Report{}, err
 	}
-	return s.report(ctx, outputScript, model, id, id, tokens)
+	v, out, err := s.report(ctx, outputScript, model, id, id, tokens)
+	out.First = out.Known && tokens > v.output
+	return out, err
 }
 
 // End implements loads.Store.
 func (s *Store) End(ctx context.Context, model, id string) (loads.Report, error) {
-	return s.report(ctx, leaveScript, model, id, "end", "", id)
+	v, out, err := s.report(ctx, leaveScript, model, id, "end", "", id)
+	out.First, out.Prefill, out.WithoutDone = out.Known, v.prefills, out.Known && !v.prefilled
+	return out, err
 }
 
-// report runs a script that reports on a request.
-func (s *Store) report(ctx context.Context, script *goredis.Script, model, id string, args ...any) (loads.Report, error) {
+// report runs a script that reports on a request. It returns the reservation as it was before, and
+// what all reports tell of it; both are empty where none runs.
+func (s *Store) report(ctx context.Context, script *goredis.Script, model, id string, args ...any) (v reservation, out loads.Report, err error) {
 	if err := loads.CheckID(id); err != nil {
-		return loads.Report{}, err
+		return v, out, err
 	}
-	reply, err := s.run(ctx, script, s.requestKeys(model), append([]any{s.now()}, args...))
-	if err != nil || len(reply) == 0 {
-		return loads.Report{}, err
+	reply, err := s.eval(ctx, script, s.reportKeys(model), append([]any{s.now()}, args...))
+	if err != nil || reply == "" {
+		return v, out, err
 	}
-	r := reader{reply: reply}
-	name := r.text()
-	out := loads.Report{Known: true, Predicted: int(r.int()), Tokens: int(r.int()), First: r.int() == 1}
-	other := ""
-	if r.more() { // of an end
-		other, out.WithoutDone = r.text(), r.int() == 1
+	text, _ := reply.(string)
+	if v, err = readReservation(text); err != nil {
+		return reservation{}, out, err
 	}
-	if r.err != nil {
-		return loads.Report{}, r.err
-	}
-	if out.RankRef, err = parseField(name); err != nil || len(reply) == 4 {
-		return out, err
-	}
-	if out.Prefill = out.RankRef; other != "" {
-		out.Prefill, err = parseField(other)
-	}
-	return out, err
+	return v, loads.Report{Known: true, RankRef: v.at, Predicted: v.predicted, Tokens: v.tokens}, nil
 }
 
 // Loads implements loads.Store. A user that may only read gets the loads as they stand,
@@ -316,7 +325,7 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 			return loads.Picture{}, r.err
 		}
 		if len(overdue.reply) > 0 && step < overdueSteps {
-			err := s.endOverdue(ctx, keys, overdue.reply)
+			err := s.endOverdue(ctx, keys[:4], overdue.reply)
 			if errors.Is(err, loads.ErrReadOnly) {
 				return s.read(ctx, model)
 			}

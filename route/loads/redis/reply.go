@@ -120,34 +120,90 @@ func (r *reader) time() int64 {
 	return int64(number(s, 0))
 }
 
-// weighed reads the costs of candidates, and their loads where these were asked for.
-func (r *reader) weighed(cs []loads.Candidate, wanted bool) ([]float64, []loads.Load) {
-	costs, rows := r.numbers(len(cs)), r.text()
-	if !wanted {
-		return costs, nil
-	}
-	if len(rows) != rowSize*len(cs) {
-		r.fail(rows)
-		return nil, nil
-	}
-	all := make([]loads.Load, len(cs))
-	for i := range cs {
-		l := readLoad(rows[rowSize*i : rowSize*(i+1)])
-		all[i] = l.In(cs[i].Generation)
-	}
-	return costs, all
+// numberReader reads a string of numbers. err is the first failure.
+type numberReader struct {
+	rest string
+	err  error
 }
 
-// numbers reads n numbers.
-func (r *reader) numbers(n int) []float64 {
-	s := r.text()
-	if len(s) != 8*n {
-		r.fail(s)
+func (r *numberReader) fail() {
+	if r.err == nil {
+		r.err = fmt.Errorf("%w: a script's reply ends with %.80q", loads.ErrUnavailable, r.rest)
+	}
+}
+
+func (r *numberReader) next() float64 {
+	if len(r.rest) < 8 {
+		r.fail()
+		return 0
+	}
+	v := number(r.rest, 0)
+	r.rest = r.rest[8:]
+	return v
+}
+
+// list reads n numbers.
+func (r *numberReader) list(n int) []float64 {
+	if len(r.rest) < 8*n {
+		r.fail()
 		return nil
 	}
 	out := make([]float64, n)
 	for i := range out {
-		out[i] = number(s, i)
+		out[i] = number(r.rest, i)
 	}
+	r.rest = r.rest[8*n:]
 	return out
+}
+
+// loads reads the loads of candidates, as they stand in their generations; nil for none.
+func (r *numberReader) loads(cs []loads.Candidate) []loads.Load {
+	if len(cs) == 0 {
+		return nil
+	}
+	if len(r.rest) < rowSize*len(cs) {
+		r.fail()
+		return nil
+	}
+	all := make([]loads.Load, len(cs))
+	for i := range cs {
+		l := readLoad(r.rest[rowSize*i : rowSize*(i+1)])
+		all[i] = l.In(cs[i].Generation)
+	}
+	r.rest = r.rest[rowSize*len(cs):]
+	return all
+}
+
+// readNames reads the name of a place and, where its length is not 0, that of another one which
+// prefills.
+func readNames(s string, length, other float64) (at, prefills store.RankRef, err error) {
+	if !(length >= 0 && other >= 0 && length+other <= float64(len(s))) {
+		return at, prefills, fmt.Errorf("%w: the names in %.80q are %v and %v long", loads.ErrUnavailable, s, length, other)
+	}
+	if at, err = parseField(s[:int(length)]); err != nil || other == 0 {
+		return at, at, err
+	}
+	prefills, err = parseField(s[int(length):int(length+other)])
+	return at, prefills, err
+}
+
+// reservation is what reports tell of one. Its form is that of lua/loads.lua.
+type reservation struct {
+	prefilled                 bool
+	output, predicted, tokens int
+	// at is where it runs, prefills where it was prefilled.
+	at, prefills store.RankRef
+}
+
+// readReservation reads the numbers and names of a reservation.
+func readReservation(v string) (r reservation, err error) {
+	const fixed = 16
+	if len(v) < 8*fixed {
+		return r, fmt.Errorf("%w: %.80q is no reservation", loads.ErrUnavailable, v)
+	}
+	r.at, r.prefills, err = readNames(v[8*fixed:], number(v, 13), number(v, 14))
+	r.prefilled, r.output = number(v, 1) == 1, int(number(v, 2))
+	r.tokens = int(number(v, 8))
+	r.predicted = r.tokens - int(number(v, 5))
+	return r, err
 }

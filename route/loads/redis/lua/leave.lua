@@ -2,8 +2,7 @@
 -- ARGV  2 'done', 'end', or 'overdue' for requests whose lease is over
 --       3 for done: cached tokens, negative if not known, quadratic, overhead, whether to learn; else ''
 --       4... ids
--- Reply {} | of the last one {name, predicted, tokens, whether it is the first such report} and, of
---       an end, name of who has prefilled, '' if that is no other, whether no done has told of it
+-- Reply '' | of the last one the reservation as it was, if it runs
 local what = ARGV[2]
 if not (#ARGV >= 4 and #ARGV[3] == (what == 'done' and 32 or 0) and (what == 'done' or what == 'end' or what == 'overdue')) then
   error('arguments are wrong', 0)
@@ -11,7 +10,7 @@ end
 local cached, quadratic, overhead, learn = -1, 0, 0, 0
 if what == 'done' then cached, quadratic, overhead, learn = numbers('<dddd', ARGV[3]) end
 if not (cached == cached and quadratic >= 0 and overhead >= 0) then error('numbers are wrong', 0) end
-local reply = {}
+local reply = ''
 for i = 4, #ARGV do
   local id = ARGV[i]
   local v = call('HGET', RES, id)
@@ -23,7 +22,7 @@ for i = 4, #ARGV do
   end
   local from, to = 1, 0 -- the parts to leave: 1 is who decodes, or does all, 2 who prefills for it
   if what == 'overdue' then
-    if till > now then call('ZADD', LEASE, string.format('%.0f', till), id .. PAD) -- renewed
+    if till > now then call('ZADD', LEASE, till, id .. PAD) -- renewed
     else
       call('HDEL', RES, id)
       call('ZREM', LEASE, id .. PAD)
@@ -39,14 +38,7 @@ for i = 4, #ARGV do
       from = pairLength > 0 and 2 or 1
       if prefilled ~= 1 then to = from end
     end
-    reply = {string.sub(v, 129, 128 + length), tokens - prefill, tokens, 1}
-    local other = ''
-    if pairLength > 0 then other = string.sub(v, 129 + length, 128 + length + pairLength) end
-    if what == 'end' then reply[5], reply[6] = other, 1 - prefilled
-    else
-      if pairLength > 0 then reply[1] = other end
-      if prefilled == 1 then reply[4] = 0 end
-    end
+    reply = v
   end
   if to == 2 and (pairLength == 0 or prefilled == 1) then to = 1 end -- nobody prefills
   for part = from, to do
@@ -87,16 +79,16 @@ for i = 4, #ARGV do
       else
         local m = (#v - 128 - length - pairLength) / 8
         if leaves and m > 0 then
-          local marks = {numbers(string.rep('c8', m), v, 129 + length + pairLength)}
+          local marks = {numbers(string.sub(C8, 1, 2 * m), v, 129 + length + pairLength)}
           local have = call('HMGET', MARKS .. name, unpack(marks, 1, m))
           local set, gone, at = {}, {}, 0
           for j = 1, m do
-            local next, left = at + max(4, floor(at / 4)), (tonumber(have[j]) or 0) - 1
+            local next, left = at + (at < 16 and 4 or (at - at % 4) / 4), (tonumber(have[j]) or 0) - 1
             if left <= 0 then
               gone[#gone + 1], blocks = marks[j], blocks + next - at
             else
               set[#set + 1] = marks[j]
-              set[#set + 1] = string.format('%d', left)
+              set[#set + 1] = left
             end
             at = next
           end

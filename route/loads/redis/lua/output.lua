@@ -1,14 +1,14 @@
 -- A request has put out so many tokens so far.
 -- ARGV  2 id  3 tokens
--- Reply {} | {name, predicted, tokens, whether that is more than before}
+-- Reply '' | the reservation as it was
 local id, out = ARGV[2], tonumber(ARGV[3])
 if not (#ARGV == 3 and out and out >= 0 and out < 2 ^ 53) then error('arguments are wrong', 0) end
 local v = call('HGET', RES, id)
-if not v or #v < 128 then return {} end
-local till, prefilled, output, outblocks, life, prefill, _, _, tokens, _, expected, size, lease, length = numbers('<dddddddddddddd', v)
-if till <= now then return {} end
-local name, more = string.sub(v, 129, 128 + length), out > output
-if more then
+if not v or #v < 128 then return '' end
+local till, prefilled, output, outblocks, life, _, _, _, _, _, expected, size, lease, length = numbers('<dddddddddddddd', v)
+if till <= now then return '' end
+if out > output then
+  local name = string.sub(v, 129, 128 + length)
   local blocks = floor(out / size)
   if expected > 0 then blocks = floor(blocks * max(0, 1 - out / expected)) end
   local row = call('HGET', LOAD, name)
@@ -21,4 +21,4 @@ if more then
   output, outblocks = out, blocks
 end
 call('HSET', RES, id, pack('<ddddc0', now + lease, prefilled, output, outblocks, string.sub(v, 33)))
-return {name, tokens - prefill, tokens, more and 1 or 0}
+return v
