@@ -60,10 +60,8 @@ type Config struct {
 	// SyncKeys bounds the keys of all full syncs under way, 4,000,000: about 50 bytes
 	// each.
 	SyncKeys int
-	// MaxMessage bounds a message, 4 MiB, and MaxFrames its frames, 256.
-	MaxMessage, MaxFrames int
-	// Peers bounds the connections of each socket, 8,192.
-	Peers int
+	// MaxMessage bounds a message, 4 MiB.
+	MaxMessage int
 
 	// Heard receives the hash of each chunk that a worker has or lists, before its key
 	// goes to Index. It may be nil, and must not block.
@@ -119,8 +117,6 @@ func (c Config) withDefaults() (Config, error) {
 		defaults.Within("QueueKeys", &c.QueueKeys, 1_000_000, 1, 1<<30),
 		defaults.Within("SyncKeys", &c.SyncKeys, 4_000_000, 1, 1<<30),
 		defaults.Within("MaxMessage", &c.MaxMessage, 4<<20, 1024, 1<<30),
-		defaults.Within("MaxFrames", &c.MaxFrames, 256, 8, 1<<16),
-		defaults.Within("Peers", &c.Peers, 8192, 1, 1<<20),
 	)
 	if err != nil {
 		return c, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -128,9 +124,15 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
+// maxPeers bounds the connections of each socket, maxFrames the frames of a message.
+const (
+	maxPeers  = 8192
+	maxFrames = 256
+)
+
 func (c Config) listener(endpoint string, kind zmq.Kind) zmq.ListenerConfig {
 	return zmq.ListenerConfig{
-		Endpoint: endpoint, Kind: kind, Filter: c.Filter, Peers: c.Peers, MaxMessage: c.MaxMessage, MaxFrames: c.MaxFrames,
+		Endpoint: endpoint, Kind: kind, Filter: c.Filter, Peers: maxPeers, MaxMessage: c.MaxMessage, MaxFrames: maxFrames,
 	}
 }
 

@@ -33,9 +33,8 @@ type Config struct {
 	// its events.
 	Timeout time.Duration
 
-	// MaxInstances bounds the instances, 1,024, and MaxWorkers the workers of each for
-	// each pod, 64.
-	MaxInstances, MaxWorkers int
+	// MaxInstances bounds the instances, 1,024.
+	MaxInstances int
 	// MaxRegistrations bounds the workers of all instances, 4,096: of this process, and of the index from all
 	// processes. It leaves room for engines, since each worker is a registration of the index.
 	MaxRegistrations int
@@ -92,7 +91,6 @@ func (c Config) withDefaults() (Config, error) {
 		defaults.Within("ReadTimeout", &c.ReadTimeout, 5*time.Second, time.Millisecond, time.Hour),
 		defaults.AtLeast("MaxBody", &c.MaxBody, 64<<20, 1024),
 		defaults.Within("MaxInstances", &c.MaxInstances, 1024, 1, 1<<20),
-		defaults.Within("MaxWorkers", &c.MaxWorkers, 64, 1, 255),
 		defaults.Within("MaxRegistrations", &c.MaxRegistrations, 4096, 1, 1<<20),
 		defaults.Within("MaxBodies", &c.MaxBodies, 16, 1, 1<<16),
 		defaults.Within("MaxBatches", &c.MaxBatches, 4096, 1, 1<<20),

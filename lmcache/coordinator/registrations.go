@@ -17,10 +17,13 @@ type workerID struct {
 	worker int
 }
 
+// maxWorkers bounds the workers of an instance for each pod.
+const maxWorkers = 64
+
 // join makes a worker of the instance known, nil if there are too many. registered says
 // that the index has it already.
 func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
-	if len(in.workers) >= in.c.config.MaxWorkers*max(1, len(in.c.config.Pods.Map[in.id])) {
+	if len(in.workers) >= maxWorkers*max(1, len(in.c.config.Pods.Map[in.id])) {
 		return nil
 	}
 	if !in.c.room(in, registered) {

@@ -88,8 +88,6 @@ type Config struct {
 	Retention int
 	// Keys is how vLLM's version writes adapters and salts into its hashes.
 	Keys blockkey.VLLMKeys
-	// HashSeed is vLLM's PYTHONHASHSEED, blockkey.VLLMDefaultSeed when empty.
-	HashSeed string
 	// BatchTokens and BatchRequests bound an iteration: 8,192 tokens, 256 requests.
 	BatchTokens, BatchRequests int
 	// Reserve admits a request only when its whole prompt and output have room, so
@@ -141,7 +139,6 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Kind == SGLang && c.BatchTokens < c.BlockSize:
 		return c, fmt.Errorf("%w: BatchTokens is %d, less than a page of SGLang", ErrConfig, c.BatchTokens)
 	}
-	c.HashSeed = cmp.Or(c.HashSeed, blockkey.VLLMDefaultSeed)
 	if c.Kind == TRTLLM {
 		c.Reserve = true
 	}

@@ -115,7 +115,7 @@ func newHasher(c *Config, r *Request) hasher {
 	h := hasher{size: c.BlockSize, kind: c.Kind}
 	switch c.Kind {
 	case VLLM:
-		h.vllm = blockkey.NewVLLMChain(blockkey.VLLMSHA256, c.HashSeed, c.BlockSize)
+		h.vllm = blockkey.NewVLLMChain(blockkey.VLLMSHA256, blockkey.VLLMDefaultSeed, c.BlockSize)
 		h.vllm.Keys, h.vllm.Salt = c.Keys, r.Salt
 		if r.LoRA != "" {
 			h.vllm.LoRA = blockkey.VLLMLoRA{ID: loraID(r.LoRA), Name: r.LoRA, Path: "/adapters/" + r.LoRA}

@@ -24,6 +24,8 @@ const (
 	maxBody = 64 << 20
 	// maxOpen bounds the requests that a pod has at once; more are refused.
 	maxOpen = 4096
+	// bufferSteps is how many messages can be replayed.
+	bufferSteps = 10_000
 	// maxOutput bounds the tokens of an answer.
 	maxOutput = 1 << 16
 )
@@ -65,8 +67,6 @@ type Config struct {
 	Events, Replay string
 	// Topic is what events are published under.
 	Topic string
-	// BufferSteps is how many messages can be replayed, 10,000.
-	BufferSteps int
 	// Speed is how many times faster than a real engine it runs, 1.
 	Speed float64
 	// Tokenizer is Bytes by default.
@@ -90,7 +90,7 @@ func (c Config) withDefaults() (Config, release, error) {
 	}
 	c.Engine = e.Config()
 	c.Ranks, c.MaxModelLen = cmp.Or(c.Ranks, 1), cmp.Or(c.MaxModelLen, min(131072, e.Capacity()))
-	c.Speed, c.BufferSteps = cmp.Or(c.Speed, 1), cmp.Or(c.BufferSteps, 10_000)
+	c.Speed = cmp.Or(c.Speed, 1)
 	if c.Tokenizer == nil {
 		c.Tokenizer = Bytes{}
 	}
@@ -103,8 +103,6 @@ func (c Config) withDefaults() (Config, release, error) {
 		return wrong("a speed of %v, it must be above 0", c.Speed)
 	case c.MaxModelLen < 2 || c.MaxModelLen > e.Capacity():
 		return wrong("MaxModelLen is %d, it must be 2 to %d, which have room", c.MaxModelLen, e.Capacity())
-	case c.BufferSteps < 1:
-		return wrong("BufferSteps is %d, the least is 1", c.BufferSteps)
 	}
 	for _, endpoint := range []string{c.Events, c.Replay} {
 		if _, err := rankEndpoint(endpoint, c.Ranks-1); err != nil {

@@ -72,7 +72,7 @@ func (l *life) sources(w http.ResponseWriter, r *http.Request) {
 	for n := range l.ranks {
 		one := map[string]any{
 			"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": reachable(c.Events, n, r), "replay_endpoint": nil,
-			"buffer_steps": c.BufferSteps, "hwm": 100000, "max_queue_size": 100000, "topic": c.Topic,
+			"buffer_steps": bufferSteps, "hwm": 100000, "max_queue_size": 100000, "topic": c.Topic,
 		}
 		if c.Replay != "" {
 			one["replay_endpoint"] = reachable(c.Replay, n, r)

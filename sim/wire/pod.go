@@ -111,7 +111,7 @@ func (l *life) bind() error {
 			return err
 		}
 		pub, err := zmq.NewPublisher(zmq.PublisherConfig{
-			Endpoint: events, Replay: replay, Keep: c.BufferSteps, OldReplay: oldReplay(c.Engine.Kind, l.pod.release),
+			Endpoint: events, Replay: replay, Keep: bufferSteps, OldReplay: oldReplay(c.Engine.Kind, l.pod.release),
 		})
 		if err != nil {
 			return err
