@@ -4,7 +4,10 @@
 // A check never fails because it is not allowed to look: it then says so.
 package check
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Level says how much a finding matters.
 type Level int
@@ -21,19 +24,14 @@ const (
 	Fail
 )
 
+var levels = []string{"ok", "info", "warn", "fail"}
+
 // String returns ok, info, warn or fail.
 func (l Level) String() string {
-	switch l {
-	case OK:
-		return "ok"
-	case Info:
-		return "info"
-	case Warn:
-		return "warn"
-	case Fail:
-		return "fail"
+	if l < OK || l > Fail {
+		return fmt.Sprintf("Level(%d)", int(l))
 	}
-	return fmt.Sprintf("Level(%d)", int(l))
+	return levels[l]
 }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -41,13 +39,12 @@ func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (l *Level) UnmarshalText(b []byte) error {
-	for k := OK; k <= Fail; k++ {
-		if k.String() == string(b) {
-			*l = k
-			return nil
-		}
+	i := slices.Index(levels, string(b))
+	if i < 0 {
+		return fmt.Errorf("check: level %q is unknown; there are ok, info, warn and fail", b)
 	}
-	return fmt.Errorf("check: level %q is unknown; there are ok, info, warn and fail", b)
+	*l = Level(i)
+	return nil
 }
 
 // Finding is one thing that was looked at. All texts are for people; only What

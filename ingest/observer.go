@@ -79,23 +79,7 @@ const (
 // NumReasons is above all reasons; 0 means none.
 const NumReasons = int(Contradicted) + 1
 
+var reasonNames = [NumReasons]string{"unknown", "first", "no_replay", "restarted", "lost", "ended", "renamed", "contradicted"}
+
 // String is the reason as one word, fit for the label of a metric.
-func (r Reason) String() string {
-	switch r {
-	case First:
-		return "first"
-	case NoReplay:
-		return "no_replay"
-	case Restarted:
-		return "restarted"
-	case Lost:
-		return "lost"
-	case Ended:
-		return "ended"
-	case Renamed:
-		return "renamed"
-	case Contradicted:
-		return "contradicted"
-	}
-	return "unknown"
-}
+func (r Reason) String() string { return reasonNames[r] }
