@@ -125,3 +125,54 @@ func listpack(n int) int {
 	}
 	return n + 3
 }
+
+// BenchmarkFullCaches takes in messages of ten engines in turn whose caches are full: each stores
+// 128 blocks of 16 tokens and removes the oldest 128 of 65,536, which no cache of the processor has
+// any more.
+func BenchmarkFullCaches(b *testing.B) {
+	const engines, cache, blocks, size = 10, 1 << 16, 128, 16
+	r := rand.New(rand.NewPCG(1, 2))
+	tokens := make([]uint32, blocks*size)
+	for i := range tokens {
+		tokens[i] = uint32(r.IntN(128_000))
+	}
+	// hashesOf are those of the n-th prompt of an engine.
+	hashesOf := func(dst []event.Hash, engine, n int) []event.Hash {
+		for i := range blocks {
+			dst = append(dst, event.Hash((uint64(engine)<<40+uint64(n*blocks+i)+1)*0x9E3779B97F4A7C15))
+		}
+		return dst
+	}
+	var chunkers [engines]*Chunker
+	var stored, gone []event.Hash
+	next := func(engine, n int) {
+		tokens[0] = uint32(n)
+		stored = hashesOf(stored[:0], engine, n)
+		m := event.Batch{Events: []event.Event{{Kind: event.Stored, BlockSize: size, Hashes: stored, Tokens: tokens}}}
+		if n >= cache/blocks {
+			gone = hashesOf(gone[:0], engine, n-cache/blocks)
+			m.Events = append(m.Events, event.Event{Kind: event.Removed, Hashes: gone})
+		}
+		c := chunkers[engine]
+		must.OK(b, c.Apply(b.Context(), &m, nil))
+		must.Get(c.Take(b.Context(), uint64(n+1), nil))(b)
+		c.Done()
+	}
+	for engine := range chunkers {
+		chunkers[engine] = mustNew(b, Config{BlockSize: 64, Fresh: true, Alone: true})
+	}
+	n := 0
+	for ; n < 2*cache/blocks; n++ {
+		for engine := range chunkers {
+			next(engine, n)
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for engine := range chunkers {
+			next(engine, n)
+		}
+		n++
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*engines*blocks), "ns/stored-block")
+}

@@ -96,6 +96,7 @@ type Chunker struct {
 	config Config
 	size   int
 	blocks blockTable
+	warmed uint64   // of blocks.warm
 	hand   int      // of the clock, over the numbers of blocks
 	buried []*block // dead and taken
 	ended  []*run   // that no block has any more

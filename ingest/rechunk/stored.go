@@ -62,6 +62,9 @@ func (c *Chunker) store(e *event.Event, told telling) {
 	at.shared = len(e.Lookahead) > 0
 	layer, group := c.layer(e), c.groupOf(e)
 	for i, h := range e.Hashes {
+		if i%warmAhead == 0 {
+			c.warmed = c.blocks.warm(layer, e.Hashes[i:min(i+warmAhead, n)])
+		}
 		b := stored{hash: inLayer(layer, h), tier: tier, group: group, told: told, reused: i >= reused}
 		if tokens != nil {
 			b.tokens = tokens[i*e.BlockSize : (i+1)*e.BlockSize]
@@ -302,7 +305,10 @@ func (c *Chunker) remove(e *event.Event) {
 	}
 	c.voidAged(tier, true)
 	group, layer := c.groupOf(e), c.layer(e)
-	for _, h := range e.Hashes {
+	for i, h := range e.Hashes {
+		if i%warmAhead == 0 {
+			c.warmed = c.blocks.warm(layer, e.Hashes[i:min(i+warmAhead, len(e.Hashes))])
+		}
 		b := c.get(inLayer(layer, h))
 		if b == nil {
 			c.stats.UnknownRemoved++

@@ -4,6 +4,7 @@ import (
 	"iter"
 	"math/bits"
 
+	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/internal/pages"
 )
 
@@ -24,6 +25,10 @@ const (
 	slab = 85
 	// minTable is the least number of slots.
 	minTable = 64
+	// warmSlots is from how many slots on warm is of use, and warmAhead how many hashes it is given
+	// at a time.
+	warmSlots = 1 << 13
+	warmAhead = 128
 )
 
 // A slot has the upper half of a mixed hash, which says where it belongs, above the number
@@ -87,6 +92,19 @@ func (t *blockTable) get(hash uint64) *block {
 			}
 		}
 	}
+}
+
+// warm reads the slots from which on the blocks of some hashes are looked for. None of the reads
+// waits for another, as those of lookups do, one after the other: in a table that is larger than the
+// caches that is most of what they take. What it returns keeps the compiler from leaving it out.
+func (t *blockTable) warm(layer uint8, hashes []event.Hash) (sum uint64) {
+	if len(t.slots) < warmSlots {
+		return 0
+	}
+	for _, h := range hashes {
+		sum += t.slots[t.home(t.tag(inLayer(layer, h)))]
+	}
+	return sum
 }
 
 // add returns an empty block of a hash that the table does not have.

@@ -1,8 +1,11 @@
 package rechunk
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
 )
 
 // TestBlockTable makes random changes to a table and to a Go map, and compares all of both.
@@ -33,6 +36,30 @@ func TestBlockTable(t *testing.T) {
 					t.Fatalf("seed %d: hash %x is another block", seed, h)
 				}
 			}
+		}
+	}
+}
+
+// TestWarm reads slots of tables of all sizes for any hashes, and changes nothing.
+func TestWarm(t *testing.T) {
+	table := blockTable{seed: 7}
+	hashes := []event.Hash{0, 1, math.MaxUint64}
+	for n := range uint64(2 * warmSlots) {
+		if n&(n-1) == 0 {
+			if sum := table.warm(uint8(n%maxLayers), hashes); sum != 0 && len(table.slots) < warmSlots {
+				t.Fatalf("%d slots were read, which a cache has", len(table.slots))
+			}
+		}
+		h := n * 0x9E3779B97F4A7C15
+		table.add(h)
+		hashes = append(hashes, event.Hash(h))
+	}
+	if table.warm(0, hashes) == 0 {
+		t.Fatal("a full table was not read")
+	}
+	for _, h := range hashes[3:] {
+		if b := table.get(uint64(h)); b == nil || b.hash != uint64(h) {
+			t.Fatalf("hash %x is another block", h)
 		}
 	}
 }
