@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 )
 
-// shapes of what a fleet holds of a prompt. In stairs each pod holds another part of its
+// shapes name what a fleet holds of a prompt. In stairs each pod holds another part of its
 // beginning, and the first pod all of it.
 var shapes = []string{"stairs", "whole"}
 

@@ -54,8 +54,8 @@ func (s *server) register(ctx context.Context) error {
 	return nil
 }
 
-// times are medians of calls, and what they took of two processors for each. commands are the
-// commands that Redis ran for each, those of scripts included, and script is the time in scripts.
+// times are medians of calls, and what they took of two processors for each. The commands are those
+// that Redis ran for each, those of scripts included, and script is the time in scripts.
 type times struct {
 	wall, cpu, redis, script map[string]time.Duration
 	commands                 map[string]float64
