@@ -105,11 +105,11 @@ func (c *Chain) Append(dst []Key, tokens []uint32) []Key {
 	return dst
 }
 
-// AppendLocals appends to dst the keys of blocks whose local hashes are given.
-// A local hash is that of the block's own content, which Dynamo calls
-// tokens_hash; its clients send it instead of tokens. They begin at c's place,
-// which moves behind them. BlockSize, Seed and Eagle are already in the hashes
-// and not read.
+// AppendLocals appends to dst the keys of blocks whose local hashes are given. A
+// local hash is that of the block's own content, which Dynamo calls tokens_hash;
+// its clients send it instead of tokens. The blocks begin at c's place, which
+// moves behind them. BlockSize, Seed and Eagle are already in the hashes and not
+// read.
 func (c *Chain) AppendLocals(dst []Key, locals []uint64) []Key {
 	dst, out := grow(dst, len(locals))
 	for i, local := range locals {
