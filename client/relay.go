@@ -48,11 +48,11 @@ type RecentMessage struct {
 	Malformed string `json:"malformed"`
 }
 
-// RecentEvents returns recent messages of a rank that the server reads. A rank that it
-// does not read is an *Error with the code "rank_not_read". A range that begins beyond the
-// newest message has "range_too_new", and one that begins before the oldest kept one
-// "range_too_old". They have the tokens of prompts, so the server gives them on its admin
-// listener when it has one.
+// RecentEvents returns recent messages of a rank that the server reads. A rank that it does
+// not read is an *Error with the code "rank_not_read". A range that begins beyond the newest
+// message has "range_too_new", and one that begins before the oldest kept one
+// "range_too_old". Messages have the tokens of prompts, so the server gives them on its
+// admin listener when it has one.
 func (c *Client) RecentEvents(ctx context.Context, r RecentRequest) (*Recent, error) {
 	q := url.Values{}
 	for name, v := range map[string]*uint64{"from": r.From, "to": r.To} {
