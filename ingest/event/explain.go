@@ -13,8 +13,8 @@ import (
 // event's hashes.
 var ErrUnexplained = errors.New("event: no scheme and seed that were tried gives these hashes")
 
-// Explain returns ErrNoStart for an event from which nothing can be learnt. The event is not of the first
-// blocks of a prompt, or has not all of their tokens.
+// ErrNoStart is what Explain returns for an event from which nothing can be learnt. The event is not of the
+// first blocks of a prompt, or has not all of their tokens.
 var ErrNoStart = errors.New("event: not the start of a prompt with its tokens")
 
 // Explanation is how an engine makes its hashes, as far as an event shows it.

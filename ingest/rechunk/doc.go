@@ -55,10 +55,9 @@
 // event leaves out the salt, the adapter or the images that went into it.
 //
 // Engines whose hashes are not chained (SGLang before 0.5.6) give two places one
-// hash. When a hash that is held is announced at another place, it is open any
-// more which of them a removal means. The hash is Ambiguous from then on until all
-// of its copies are gone. Nothing is credited for it meanwhile, and its children
-// have no place.
+// hash. When a hash that is held is announced at another place, it is open which of
+// them a removal means. The hash is Ambiguous from then on until all of its copies
+// are gone. Nothing is credited for it meanwhile, and its children have no place.
 //
 // # State
 //

@@ -9,13 +9,13 @@ import (
 )
 
 // Two engine blocks can end the same index block when they go on behind it and
-// differ only there, or when an engine mixes the tokens that follow into its hash.
-// So an index block that ends within an engine block is held by a number of them.
-// It is counted for each tier, in a record of its own, which is read only when
-// something is taken: until then there is just the difference.
+// differ only there. They can also when an engine mixes the tokens that follow into
+// its hash. So an index block that ends within an engine block is held by a number
+// of them. It is counted for each tier, in a record of its own, which is read only
+// when something is taken. Until then there is just the difference.
 //
-// In a generation whose groups have blocks of several sizes every index block is counted
-// so, for each layer: it is held where each layer that a hit needs holds it.
+// In a generation whose groups have blocks of several sizes every index block is counted so,
+// for each layer. It is held where each layer that a hit needs holds it.
 
 // share is how many engine blocks hold an index block.
 type share struct {
@@ -189,8 +189,8 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 	return nil
 }
 
-// heldBy are the tiers in which the index has a block: those in which each layer that a hit
-// needs has it. has are the tiers in which layers had it in an era.
+// heldBy returns the tiers in which the index has a block. They are those in which each layer
+// that a hit needs has it. Array has gives the tiers in which layers had it in an era.
 func (c *Chunker) heldBy(has *[maxLayers]uint8, era uint32) (tiers uint8) {
 	some, all := uint8(0), ^uint8(0)
 	for i, in := range has {
