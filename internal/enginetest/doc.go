@@ -1,6 +1,6 @@
 // Package enginetest stands in for engines in tests. It runs the publishers of real ones.
 // They are the very code by which releases of vLLM and SGLang publish their events, and a
-// plain PUB and ROUTER of libzmq. That can do what engines do not (CURVE, faults at will).
+// plain PUB and ROUTER of libzmq. The latter do what engines do not (CURVE, faults at will).
 // It runs their own caches under a random load, without a GPU: see [Cache]. Package
 // sim/encode writes events itself, in the form of a given release.
 //

@@ -243,8 +243,9 @@ var (
 	headerEnd = []byte("\r")
 )
 
-// mayBePlain reports whether the lines of half a head can be a plain one's. Others go to
-// net/http when it has read them; it takes some as the head's end that are not headEnd.
+// mayBePlain reports whether the lines of half a head can be a plain one's. The package
+// net/http answers others when it has read them, and takes some as the head's end that are
+// not headEnd.
 func mayBePlain(in []byte) bool {
 	for end, colon := firstEnd, false; ; end, colon = headerEnd, true {
 		line, rest, whole := bytes.Cut(in, lineEnd)

@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
 
-// patient runs the tests and gives goroutines longer to end than goleak does: those that let a
+// patient runs the tests and gives goroutines longer to end than goleak does. Those that let a
 // client read its last answer take half a second from then on, here as in net/http.
 type patient struct{ *testing.M }
 

@@ -107,8 +107,8 @@ func testBytes(t *testing.T, network string) {
 	}
 }
 
-// TestWaits: deadlines and Close end a wait as they do on other connections, and a deadline
-// that is over does no harm once another one is set.
+// TestWaits: deadlines and Close end a wait as they do on other connections. A deadline that is
+// over does no harm once another one is set.
 func TestWaits(t *testing.T) { both(t, testWaits) }
 
 func testWaits(t *testing.T, network string) {
