@@ -61,9 +61,9 @@ type chunk struct {
 }
 
 // What an entry takes beside its tokens, in bytes. That is the chunk itself,
-// the element of golang-lru's list (80 bytes for a key of 16 and a pointer),
-// and its share of the map. A slot of the map has 25 bytes, and 44 to 88 % of
-// them are full.
+// the element of golang-lru's list, and its share of the map. The element has
+// 80 bytes for a key of 16 and a pointer. A slot of the map has 25 bytes, and
+// 44 to 88 % of them are full.
 const (
 	chunkSize     = 64
 	elementSize   = 80
