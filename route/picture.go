@@ -74,8 +74,8 @@ func (r *Router) tellAway(model string, err error) {
 	}
 }
 
-// reading is a try to read a picture. Requests that want one meanwhile wait for it: with loads
-// that do not answer, a try of each after the other would make them wait for all before them.
+// reading is a try to read a picture. Requests that want one meanwhile wait for it. With loads that
+// do not answer, a try of each after the other would make them wait for all before them.
 type reading struct {
 	done chan struct{} // closed when it is over
 	// err is why it failed, gone that its caller left before it ended. Both are written before

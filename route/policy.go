@@ -214,9 +214,9 @@ type LLMD struct {
 }
 
 // llmD adds llm-d's weighted scorers, each in [0, 1]. They are the share of the prompt that is
-// held, the share of the cache that is free, and the length of the queue. That counts 1 for
-// the shortest and 0 for the longest. A candidate whose capacity is not known has a free
-// cache.
+// held, the share of the cache that is free, and the length of the queue. The queue counts 1 if
+// it is the shortest and 0 if it is the longest. A candidate whose capacity is not known has a
+// free cache.
 func llmD(v *View) loads.Weights {
 	low, high := v.requests()
 	for i := range v.Candidates {

@@ -127,7 +127,7 @@ type Extra struct {
 
 // Extra returns how the engine's load differs from what was booked when it said so. The
 // rank's cache has room for so many index blocks. With a capacity of 0 that is not known;
-// the shape is the model's. A capacity of 0 is not known; the shape is the model's.
+// the shape is the model's.
 func (e *Engine) Extra(shape Shape, capacity int) (x Extra) {
 	if more := e.Running + e.Waiting - e.Booked.Requests; more > 0 {
 		x.Requests = more

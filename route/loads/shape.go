@@ -10,8 +10,8 @@ import (
 // maxWork bounds the units of one request, so that sums stay exact as float64.
 const maxWork = 1 << 44
 
-// Shape is how a model's prefill time grows with the prompt, alike on all pods but for
-// their speed. n tokens after c cached ones are
+// Shape is how a model's prefill time grows with the prompt, alike on all pods but for their
+// speed. The n tokens after c cached ones are
 //
 //	units(n, c) = n + Quadratic x ((c+n)^2 - c^2)
 //
@@ -28,9 +28,9 @@ type Shape struct {
 // a token, and 16.50142 ms besides. Its speed is 65.9 units a millisecond.
 var DefaultShape = Shape{Quadratic: 4.209989e-07 / 1.518344e-02, Overhead: 16.50142}
 
-// DefaultSpeed is the speed to reckon with where nothing is learnt, in units a millisecond: a
-// quarter of DefaultShape's, as an engine with a 70B model has. Too high a guess only weighs
-// the cache a little less; too low a one sends requests into queues.
+// DefaultSpeed is the speed to reckon with where nothing is learnt, in units a millisecond. It
+// is a quarter of DefaultShape's, as an engine with a 70B model has. Too high a guess only
+// weighs the cache a little less; too low a one sends requests into queues.
 const DefaultSpeed = 1 / 1.518344e-02 / 4
 
 // Units returns the work of a prefill of n tokens after c cached ones.
@@ -77,15 +77,15 @@ func (l *Load) learn(units, ms, overhead float64, now int64) {
 	l.Samples++
 }
 
-// nextMark returns the block after which the next mark stands, counted from 1: at 4, 8, 12, 16,
-// 20, 25, 31, 38, ..., 32 of them in 8,192 blocks. What two prompts share is known to within four
-// blocks, of 64 tokens the least that is looked for, or to within a fifth of it. Their places depend
-// on no prompt, so that a mark always stands for the blocks since the one before it, and what is
-// counted does not depend on which prompt came first.
+// nextMark returns the block after which the next mark stands, counted from 1. Marks stand at 4, 8,
+// 12, 16, 20, 25, 31, 38, ..., 32 of them in 8,192 blocks. What two prompts share is known to within
+// four blocks, or to within a fifth of it. Four blocks of 64 tokens are the least that is looked for.
+// Their places depend on no prompt, so a mark always stands for the blocks since the one before it.
+// What is counted does not depend on which prompt came first.
 func nextMark(at int) int { return at + max(minMark, at/markGrowth) }
 
-// Marks returns the block keys of the chain that running requests are counted by, and how
-// many blocks the marks stand for: all but a tail, which is never shared.
+// Marks returns the block keys of the chain that running requests are counted by. It returns
+// how many blocks the marks stand for: all but a tail, which is never shared.
 func Marks(keys []blockkey.Key) (marks []blockkey.Key, covered int) {
 	for at := nextMark(0); at <= len(keys) && len(marks) < maxMarks; at = nextMark(at) {
 		marks = append(marks, keys[at-1])
@@ -98,8 +98,8 @@ func Marks(keys []blockkey.Key) (marks []blockkey.Key, covered int) {
 // at: with fewer there is little to spare.
 const minTwin = 256
 
-// shared returns how many tokens of the prompt there are up to the last mark that running requests
-// have, of those behind what the candidate holds, without a gap; 0 for none.
+// shared returns how many tokens of the prompt there are up to the last mark that running requests have,
+// without a gap. It counts those behind what the candidate holds; 0 for none.
 func (c *Call) shared(d *Candidate, held map[blockkey.Key]int, marks []blockkey.Key) int {
 	n, at := 0, 0
 	for _, k := range marks {
@@ -116,7 +116,7 @@ func (c *Call) shared(d *Candidate, held map[blockkey.Key]int, marks []blockkey.
 }
 
 // beside returns the candidate as it is beside running requests that have so many tokens of the
-// prompt: they prefill these, so what is left is the rest, but for one token at least. What it
+// prompt. They prefill these, so what is left is the rest, but for one token at least. What it
 // holds and has to prefill of the prompt stays as it is.
 func (c *Call) beside(d Candidate, shared int) (_ Candidate, uncached int) {
 	shared = min(shared, c.Tokens-1)
@@ -139,9 +139,9 @@ func OutputBlocks(tokens, expected, blockSize int) int64 {
 }
 
 // Pick returns the index of the candidate that is taken: the first of the cheapest or, at a
-// temperature, one drawn by the softmax of -cost/temperature, costs being normalised to [0, 1]
-// by their range, as Dynamo's router does. NaN is a candidate that cannot be taken; with
-// none left it returns -1.
+// temperature, one that is drawn. It is drawn by the softmax of -cost/temperature, as Dynamo's
+// router does. Costs are normalised to [0, 1] by their range. NaN is a candidate that cannot be
+// taken; with none left it returns -1.
 func Pick(costs []float64, temperature, draw float64) int {
 	best, low, high := -1, math.Inf(1), math.Inf(-1)
 	for i, c := range costs {

@@ -33,8 +33,8 @@ func bookAndEnd(t *testing.T, open Open) {
 func sharedBlocks(t *testing.T, open Open) {
 	s := open(t, NewClock())
 	a, b := pod("a", 0), pod("b", 0)
-	// 40 blocks in common, of 50: the marks at 4, 8, 12, 16, 20, 25, 31 and 38 are shared;
-	// what is between 38 and the end belongs to each.
+	// 40 blocks in common, of 50. The marks at 4, 8, 12, 16, 20, 25, 31 and 38 are shared; what
+	// is between 38 and the end belongs to each.
 	book(t, s, call("r1", chain(1, 1, 40, 50), a))
 	equal(t, 51, load(t, s, a).Blocks)
 	book(t, s, call("r2", chain(1, 2, 40, 50), a))
