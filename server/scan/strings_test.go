@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// TestEscapedStrings holds strings with escapes at all places to encoding/json, with a scanner
-// that goes from text to text: what stands behind an escape is read 8 bytes at once.
+// TestEscapedStrings holds strings with escapes at all places to encoding/json, with a scanner that
+// goes from text to text. What stands behind an escape is read 8 bytes at once.
 func TestEscapedStrings(t *testing.T) {
 	var s Scanner
 	for n := range 40 {
@@ -102,8 +102,8 @@ func TestReleaseLongPath(t *testing.T) {
 	}
 }
 
-// BenchmarkEscapedText reads texts of 1 MB with a scanner that is used again: lines of code, of
-// which every sixth byte is an escape, lines of prose, and Chinese as Python writes it.
+// BenchmarkEscapedText reads texts of 1 MB with a scanner that is used again. They are lines of code,
+// of which every sixth byte is an escape, lines of prose, and Chinese as Python writes it.
 func BenchmarkEscapedText(b *testing.B) {
 	line := "\tif err := open(\"file\", \"r\"); err != nil {\n\t\treturn \"\", err\n\t}\n"
 	code := must.Get(json.Marshal(strings.Repeat(line, 1<<20/len(line))))(b)
