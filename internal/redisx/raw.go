@@ -1,6 +1,7 @@
 package redisx
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -9,14 +10,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// RawInto is a command whose reply is appended, byte by byte as the server sends it, to memory
-// of the caller's. It has the whole of what was replied, an error of the server's among it. The
-// client makes it once only, also after an error of the connection. It is not safe for
-// concurrent use; commands of one pipeline may share the memory.
+// Again stands in a reply for a string that is the same as the last one before it, as a line of
+// its own. RESP has no type of this name.
+const Again = '"'
+
+// RawInto is a command whose reply is appended, as the server sends it, to memory of the
+// caller's. It has the whole of what was replied, an error of the server's among it, but a
+// string that is the same as the last one may be [Again]. The client makes it once only, also
+// after an error of the connection. It is not safe for concurrent use; commands of one pipeline
+// may share the memory.
 type RawInto struct {
 	*redis.RawWriteToCmd
-	into  *[]byte
-	begin int // where the reply begins; -1 before it has
+	into       *[]byte
+	begin, end int                    // where the reply begins and ends; begin is -1 before it has
+	line       int                    // where the last line begins
+	last       struct{ from, to int } // the last string, from its line on
 }
 
 // NewRawInto returns a command whose reply is appended to *into.
@@ -31,7 +39,7 @@ func (c *RawInto) Reply() []byte {
 	if c.begin < 0 {
 		return nil
 	}
-	return (*c.into)[c.begin : c.begin+int(c.Val())]
+	return (*c.into)[c.begin:c.end]
 }
 
 // Begin is where the reply begins in the caller's memory.
@@ -46,14 +54,20 @@ func (a *appender) start() {
 	}
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer. The client writes lines by it.
 func (a *appender) Write(b []byte) (int, error) {
 	a.start()
+	if len(b) > 0 && b[0] != '\r' {
+		a.line = len(*a.into)
+	}
 	*a.into = append(*a.into, b...)
+	a.end = len(*a.into)
 	return len(b), nil
 }
 
-// ReadFrom implements io.ReaderFrom, which the client copies each value by.
+// ReadFrom implements io.ReaderFrom, which the client copies each string by. Where a thousand
+// pods hold a prompt, its strings are long and most are the same as the one before. That they
+// are is seen here while they are near, and they take no memory.
 func (a *appender) ReadFrom(src io.Reader) (total int64, err error) {
 	a.start()
 	for {
@@ -65,11 +79,23 @@ func (a *appender) ReadFrom(src io.Reader) (total int64, err error) {
 		*a.into, total = b[:len(b)+n], total+int64(n)
 		switch {
 		case errors.Is(err, io.EOF):
+			a.keep()
 			return total, nil
 		case err != nil:
 			return total, err
 		}
 	}
+}
+
+// keep makes what was read the last string, or takes it back if it is the same as that.
+func (a *appender) keep() {
+	b := *a.into
+	if bytes.Equal(b[a.line:], b[a.last.from:a.last.to]) {
+		*a.into = append(b[:a.line], Again, '\r', '\n')
+	} else {
+		a.last.from, a.last.to = a.line, len(b)
+	}
+	a.end = len(*a.into)
 }
 
 // rawReply is the reply of a command that the client does not look into.

@@ -64,23 +64,31 @@ func answer(c net.Conn) {
 	}
 }
 
-// TestRawInto: replies lie one behind the other as they came, errors of the server among them. A
-// connection that ends amid one is an error.
+// TestRawInto: replies lie one behind the other as they came, errors of the server among them,
+// but a string that is the same as the last one of its reply is Again. A connection that ends
+// amid a reply is an error.
 func TestRawInto(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: answering(t), Protocol: 2, DisableIdentity: true, MaxRetries: -1})
 	t.Cleanup(func() { _ = client.Close() })
 	long := "$70000\n" + strings.Repeat("x", 70000) + "\n"
+	again := string(Again) + "\n"
 	for _, c := range []struct {
 		name    string
 		replies []string
+		kept    []string // nil: as they came
 		fails   bool
 	}{
-		{"one", []string{"$3\nabc\n"}, false},
-		{"an array with nothing in it", []string{"*3\n$1\na\n$-1\n$0\n\n"}, false},
-		{"an error between others", []string{"$1\na\n", "-NOPERM no\n", long, "*0\n"}, false},
-		{"cut before the reply", []string{"cut"}, true},
-		{"cut amid a value", []string{"$1\na\n", "*2\n$1\na\n$9\nabccut"}, true},
-		{"cut amid a number", []string{"*2cut"}, true},
+		{"one", []string{"$3\nabc\n"}, nil, false},
+		{"an array with nothing in it", []string{"*3\n$1\na\n$-1\n$0\n\n"}, nil, false},
+		{"an error between others", []string{"$1\na\n", "-NOPERM no\n", long, "*0\n"}, nil, false},
+		{"the same, with nothing between", []string{"*6\n$1\na\n$1\na\n$-1\n$1\na\n$1\nb\n$1\na\n"}, []string{"*6\n$1\na\n" + again + "$-1\n" + again + "$1\nb\n$1\na\n"}, false},
+		{"the same, none of it long", []string{"*3\n$0\n\n$0\n\n$1\na\n"}, []string{"*3\n$0\n\n" + again + "$1\na\n"}, false},
+		{"the same, all of it long", []string{"*3\n" + long + long + long, "$1\na\n"}, []string{"*3\n" + long + again + again, "$1\na\n"}, false},
+		{"the same in two replies", []string{"*1\n$1\na\n", "*1\n$1\na\n", "$1\na\n"}, nil, false},
+		{"the same of two types", []string{"*2\n$5\ntxt:a\n=5\ntxt:a\n"}, nil, false},
+		{"cut before the reply", []string{"cut"}, nil, true},
+		{"cut amid a value", []string{"$1\na\n", "*2\n$1\na\n$9\nabccut"}, nil, true},
+		{"cut amid a number", []string{"*2cut"}, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			memory := []byte("before")
@@ -98,7 +106,11 @@ func TestRawInto(t *testing.T) {
 				return
 			}
 			all := "before"
-			for i, r := range c.replies {
+			kept := c.kept
+			if kept == nil {
+				kept = c.replies
+			}
+			for i, r := range kept {
 				want := strings.ReplaceAll(r, "\n", "\r\n")
 				if got := string(cmds[i].Reply()); got != want || cmds[i].Begin() != len(all) {
 					t.Errorf("reply %d is %.40q at %d, want %.40q at %d", i, got, cmds[i].Begin(), want, len(all))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -36,7 +37,8 @@ func (s span) of(buf []byte) (v []byte, ok bool) {
 }
 
 // readArray reads a reply to MGET of want keys, in either version of RESP, and
-// appends where its values are. The reply begins at place at of buf.
+// appends where its values are. The reply begins at place at of buf. A value that is the same
+// as the last one may be redisx.Again, and then lies where that does.
 //
 // It is hand-written because it is the hot path of a lookup: go-redis would
 // make a string and an interface of each value.
@@ -67,6 +69,7 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 	if n != want {
 		return dst, fmt.Errorf("%w: it has %d values for %d keys", keyspace.ErrProtocol, n, want)
 	}
+	last := span{0, noValue}
 	for range n {
 		if i >= len(buf) {
 			return dst, fmt.Errorf("%w: it is cut short", keyspace.ErrProtocol)
@@ -80,8 +83,11 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 		case kind == '_' || kind == '$' && l < 0:
 			dst = append(dst, span{0, noValue})
 		case kind == '$' && i+l+2 <= len(buf):
-			dst = append(dst, span{int32(i), int32(l)})
+			last = span{int32(i), int32(l)}
+			dst = append(dst, last)
 			i += l + 2
+		case kind == redisx.Again && last.len != noValue:
+			dst = append(dst, last)
 		default:
 			return dst, fmt.Errorf("%w: a value begins with %q and has %d bytes", keyspace.ErrProtocol, kind, l)
 		}

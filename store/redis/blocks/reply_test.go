@@ -18,6 +18,10 @@ func TestReadArray(t *testing.T) {
 		{"*0\r\n", values{}, nil},
 		{"*2\r\n$2\r\n17\r\n$-1\r\n", values{"17", nil}, nil},
 		{"*3\r\n_\r\n$0\r\n\r\n$3\r\na\r\n\r\n", values{nil, "", "a\r\n"}, nil},
+		{"*5\r\n$2\r\n17\r\n\"\r\n$-1\r\n\"\r\n$0\r\n\r\n", values{"17", "17", nil, "17", ""}, nil},
+		{"*2\r\n$0\r\n\r\n\"\r\n", values{"", ""}, nil},
+		{"*2\r\n\"\r\n$2\r\n17\r\n", values{"x", "17"}, keyspace.ErrProtocol},
+		{"*2\r\n_\r\n\"\r\n", values{nil, "x"}, keyspace.ErrProtocol},
 		{"-LOADING Redis is loading\r\n", nil, replyError("LOADING Redis is loading")},
 		{"!21\r\nSYNTAX invalid syntax\r\n", nil, replyError("SYNTAX invalid syntax")},
 		{"", values{"x"}, keyspace.ErrProtocol},
@@ -58,7 +62,7 @@ func TestReadArray(t *testing.T) {
 }
 
 func FuzzReadArray(f *testing.F) {
-	for _, s := range []string{"*2\r\n$2\r\n17\r\n$-1\r\n", "*1\r\n_\r\n", "-ERR x\r\n", "*1\r\n$1\r\n"} {
+	for _, s := range []string{"*2\r\n$2\r\n17\r\n$-1\r\n", "*1\r\n_\r\n", "-ERR x\r\n", "*1\r\n$1\r\n", "*2\r\n$1\r\na\r\n\"\r\n"} {
 		f.Add([]byte(s), 2)
 	}
 	f.Fuzz(func(t *testing.T, buf []byte, want int) {
