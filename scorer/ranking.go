@@ -220,15 +220,15 @@ func siftDown(h []place, i int) {
 	}
 }
 
-// podScores makes the answer of the places. The lists in it share a few arrays.
+// podScores makes the answer of the places. The lists in it share a few arrays, and pods that
+// hold as much as the one before them have its lists.
 func (r *ranking) podScores(f *fold) []PodScore {
 	if len(r.places) == 0 {
 		return nil
 	}
 	out := make([]PodScore, len(r.places))
-	// Most pods have one rank, and blocks in one tier.
-	ranks := make([]RankBlocks, 0, len(r.places))
-	tiers := make([]TierBlocks, 0, len(r.places))
+	var ranks []RankBlocks
+	var tiers []TierBlocks
 	for i, at := range r.places {
 		c, p := &r.all[at.at], &out[i]
 		p.Pod = r.name(&f.Match, c)
@@ -240,10 +240,20 @@ func (r *ranking) podScores(f *fold) []PodScore {
 			p.Predicted = int(f.Predicted[c.best])
 		}
 		p.Tokens = p.Blocks * f.BlockSize
+		if i > 0 && r.holdsAsMuch(&f.Match, c, &r.all[r.places[i-1].at]) {
+			p.Ranks, p.Tiers = out[i-1].Ranks, out[i-1].Tiers
+			continue
+		}
 		p.Ranks, ranks = part(ranks, f.appendRanks(ranks, r.slots[c.first:c.last]))
 		p.Tiers, tiers = part(tiers, appendTiers(tiers, f.Held[c.best]))
 	}
 	return out
+}
+
+// holdsAsMuch reports whether two pods hold the same, both in one rank of the same number.
+func (r *ranking) holdsAsMuch(m *Match, a, b *candidate) bool {
+	return a.last == a.first+1 && b.last == b.first+1 && m.Held[a.best] == m.Held[b.best] &&
+		m.Registry.Slots[a.best].Rank == m.Registry.Slots[b.best].Rank
 }
 
 // part returns what was appended to list, in a slice that cannot grow into

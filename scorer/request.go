@@ -249,7 +249,8 @@ type PodScore struct {
 	Reusable int
 	// Predicted is how many of Blocks are only predicted: see Request.Predicted.
 	Predicted int
-	// Tiers are the best rank's blocks by the best tier that holds each.
+	// Tiers are the best rank's blocks by the best tier that holds each. Pods that hold as
+	// much may share one list, which is only to be read; of Ranks too.
 	Tiers []TierBlocks
 	// Ranks are the blocks of each rank that holds any, by rank.
 	Ranks []RankBlocks
