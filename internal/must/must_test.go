@@ -42,7 +42,7 @@ func TestWithoutTest(t *testing.T) {
 	}
 	err := errors.New("no")
 	defer func() {
-		if got := recover(); got != err {
+		if got, _ := recover().(error); !errors.Is(got, err) {
 			t.Errorf("it panics with %v", got)
 		}
 	}()
