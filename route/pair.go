@@ -144,14 +144,14 @@ func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decisi
 	}
 	d := &Decision{Policy: policy.Name}
 	v := View{Settings: settings, Explain: q.Explain, Now: picture.Now, Turn: r.turn.Add(1) - 1, Part: DecodePart}
-	match, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
+	match, unread, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
 	if err != nil {
 		return nil, err
 	}
 	v.prompt(d.size(&q.Score), match)
 	p := &pairing{r: r, q: q, decode: &v, match: match, ms: policy.Milliseconds}
 	if err := p.places(&picture); err != nil {
-		return nil, err
+		return nil, nobody(err, unread)
 	}
 	p.prefill.learnSpeeds()
 	p.decode.learnSpeeds()
@@ -161,7 +161,7 @@ func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decisi
 	p.wp, p.wd = policy.Weigh(p.prefill), policy.Weigh(p.decode)
 	p.tp, p.td = p.prefill.totals(p.wp), p.decode.totals(p.wd)
 	if err := p.take(ctx, version, away, d); err != nil {
-		return nil, err
+		return nil, nobody(err, unread)
 	}
 	return d, nil
 }
@@ -224,7 +224,7 @@ func (p *pairing) places(picture *loads.Picture) error {
 	}
 	p.mergePrefill(alone)
 	if len(p.prefill.Candidates) == 0 {
-		return fmt.Errorf("%w: no pod may prefill for one of %d ranks that may decode", ErrNobody, n)
+		return fmt.Errorf("%w: no pod may prefill for one of %d ranks that may decode%s", ErrNobody, n, pinnedTo(p.q.PinnedPrefill))
 	}
 	p.topo = newTopology(s, p.match.Registry, p.prefill.Candidates, p.decode.Candidates)
 	return nil

@@ -163,15 +163,24 @@ func (q *Request) preference(p *store.Pod) (sum float64) {
 	return sum
 }
 
+// pinnedTo says which pod, or which rank of it, must be taken; nothing if any may.
+func pinnedTo(p *store.RankRef) string {
+	switch {
+	case p == nil:
+		return ""
+	case p.Rank < 0:
+		return fmt.Sprintf(", pinned to pod %.80q", p.Pod)
+	}
+	return fmt.Sprintf(", pinned to rank %d of pod %.80q", p.Rank, p.Pod)
+}
+
 // wishes says what a request asks of a pod.
 func (q *Request) wishes() string {
 	var b strings.Builder
 	if q.Score.Pods != nil {
 		fmt.Fprintf(&b, ", among %d named", len(q.Score.Pods))
 	}
-	if q.Pinned != nil {
-		fmt.Fprintf(&b, ", pinned to %s rank %d", q.Pinned.Pod, q.Pinned.Rank)
-	}
+	b.WriteString(pinnedTo(q.Pinned))
 	if q.Role != "" {
 		fmt.Fprintf(&b, ", role %s", q.Role)
 	}

@@ -24,6 +24,9 @@ import (
 var (
 	// ErrNobody says that no pod may take the request; the message says what was asked.
 	ErrNobody = errors.New("route: no pod may take the request")
+	// ErrUnread is ErrNobody while the index is away: of the pods known before none may, and
+	// others may have registered since.
+	ErrUnread = fmt.Errorf("%w, as far as is known while the index is away", ErrNobody)
 	// ErrBusy says that every pod that may take the request is at its limits.
 	ErrBusy = errors.New("route: every pod is busy")
 	// ErrRequest says that the request cannot be answered as it stands.
@@ -168,13 +171,13 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 	v := r.takeView()
 	defer r.giveBack(v)
 	v.Settings, v.Explain, v.Now, v.Turn = settings, q.Explain, picture.Now, r.turn.Add(1)-1
-	match, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
+	match, unread, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
 	if err != nil {
 		return nil, err
 	}
 	v.prompt(d.size(&q.Score), match)
 	if err := q.candidates(v, match, &picture); err != nil {
-		return nil, err
+		return nil, nobody(err, unread)
 	}
 	v.learnSpeeds()
 	r.draw(v)
@@ -203,7 +206,8 @@ func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, 
 // match finds out which pods hold the prompt. For a policy that does not ask, it looks up a
 // prompt without tokens. That reads no block, and still brings up to date which pods are
 // registered.
-func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (*scorer.Match, error) {
+// unread says that the index was away, so that the pods are those known before.
+func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (match *scorer.Match, unread bool, err error) {
 	ask := q.Score
 	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted, ask.Top = scorer.LongestPrefix, false, true, true, 1
 	if blind {
@@ -211,18 +215,26 @@ func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision)
 	}
 	resp, err := r.c.Scorer.Score(ctx, ask)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if blind {
 		d.Tokens, d.Estimated = q.Score.Input.Size()
 	} else {
 		d.Score, d.Tokens = resp, resp.Tokens
 	}
-	match := resp.Match
-	if match == nil || match.Registry == nil { // the index was away
+	unread = resp.Degraded == scorer.IndexUnavailable || resp.Degraded == scorer.IndexTimeout
+	if match = resp.Match; match == nil || match.Registry == nil { // the index was away
 		match = &scorer.Match{Registry: r.c.Pods.Cached(), BlockSize: resp.BlockSize}
 	}
-	return match, nil
+	return match, unread, nil
+}
+
+// nobody is the error of a request that no known pod may take.
+func nobody(err error, unread bool) error {
+	if unread && errors.Is(err, ErrNobody) {
+		return fmt.Errorf("%w: %w", ErrUnread, err)
+	}
+	return err
 }
 
 // totals are the costs of all candidates by the picture, NaN where one is at its limits.

@@ -360,6 +360,54 @@ func TestLoadsAway(t *testing.T) {
 	}
 }
 
+// absent is an index that cannot be reached and was never read, or in time.
+type absent struct {
+	route.Scorer
+	err error
+}
+
+func (a absent) Score(context.Context, scorer.Request) (*scorer.Response, error) {
+	reason := scorer.IndexUnavailable
+	if errors.Is(a.err, context.DeadlineExceeded) {
+		reason = scorer.IndexTimeout
+	}
+	return &scorer.Response{Degraded: reason, BlockSize: 16}, nil
+}
+
+// TestCaseRouteBesideAnAbsentIndex asks for pods that are not known. While the index is away
+// that is no fault of the request: they may have registered since.
+func TestCaseRouteBesideAnAbsentIndex(t *testing.T) {
+	pinned := &store.RankRef{Pod: "z", Rank: -1}
+	for name, err := range map[string]error{"away": store.ErrUnavailable, "too late": context.DeadlineExceeded, "there": nil} {
+		w := newWorld(t, func(c *route.Config) {
+			if err != nil {
+				c.Scorer = absent{err: err}
+			}
+		})
+		w.register(store.Pod{Name: "p", Role: "prefill"}, store.Pod{Name: "d", Role: "decode"})
+		for what, with := range map[string]func(*route.Request){
+			"a model":       func(q *route.Request) { q.Score.Model = "n" },
+			"blindly":       func(q *route.Request) { q.Score.Model, q.Overrides = "n", []byte(`{"policy":"least_requests"}`) },
+			"a pod":         func(q *route.Request) { q.Pinned = pinned },
+			"a pair":        func(q *route.Request) { q.Score.Model, q.Role = "n", route.RolePair },
+			"one of a pair": func(q *route.Request) { q.PinnedPrefill, q.Role = pinned, route.RolePair },
+			"labels in pairs": func(q *route.Request) {
+				q.Role, q.Overrides = route.RolePair, []byte(`{"pair":{"require_same":["zone"],"local_tokens":0,"local_share":0,"local_fallback":false}}`)
+			},
+		} {
+			q := ask(prompt(1, 100))
+			with(&q)
+			d, got := w.Route(t.Context(), q)
+			if !errors.Is(got, route.ErrNobody) || errors.Is(got, route.ErrUnread) != (err != nil) {
+				t.Errorf("%s, %s: %+v, %v", name, what, d, got)
+			}
+			if strings.Contains(fmt.Sprint(got), "-1") || strings.Contains(what, "pod") && !strings.Contains(fmt.Sprint(got), `"z"`) {
+				t.Errorf("%s, %s: %v", name, what, got)
+			}
+		}
+	}
+}
+
 // TestBurst routes cold prompts to many pods from several routers at once.
 func TestBurst(t *testing.T) {
 	w := newWorld(t, nil)

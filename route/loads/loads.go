@@ -18,6 +18,9 @@ var (
 	ErrUnavailable = errors.New("loads: unavailable")
 	// ErrReadOnly says that the server's user may not change loads. It is ErrUnavailable too.
 	ErrReadOnly = fmt.Errorf("%w: the user of Redis may not change loads", ErrUnavailable)
+	// ErrNoMemory says that the loads' server has no memory left for what would be written. It
+	// is ErrUnavailable too.
+	ErrNoMemory = fmt.Errorf("%w: no memory", ErrUnavailable)
 	// ErrBusy says that every candidate is above its Limits. Nothing was booked.
 	ErrBusy = errors.New("loads: every candidate is busy")
 	// ErrSettings says that the model's settings are others than the call was made by.

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -181,6 +182,12 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 	}
 	if n := len(refusals(t, s)); n > 3 {
 		t.Errorf("the server has refused %d times", n)
+	}
+	// A command that scripts call, and that is taken from the user, is a refusal too.
+	must.OK(t, s.Client().ACLSetUser(t.Context(), "half", "on", ">secret", "~*", "&*", "+@all", "-hset", "-set", "-hincrby").Err())
+	half := open(t, Config{URL: strings.Replace(s.URL(), "redis://", "redis://half:secret@", 1), Prefix: newPrefix(), NoSweep: true})
+	if _, err := half.Register(t.Context(), store.Pod{Name: "b", Model: "m"}); !errors.Is(err, store.ErrRefused) {
+		t.Errorf("register: %v", err)
 	}
 	// What it is asked to do is tried, and refused in words.
 	if err := r.Apply(t.Context(), batchOf("a", store.Add, 1)); err == nil || !strings.Contains(err.Error(), "NOPERM") {

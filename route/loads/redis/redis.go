@@ -35,6 +35,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/internal/bound"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
@@ -169,8 +170,10 @@ func (s *Store) eval(ctx context.Context, script *goredis.Script, keys []string,
 	switch {
 	case err == nil:
 		return reply, nil
-	case goredis.HasErrorPrefix(err, "NOPERM") || goredis.HasErrorPrefix(err, "READONLY"):
+	case redisx.RefusedCommand(err) || goredis.HasErrorPrefix(err, "READONLY"):
 		return nil, fmt.Errorf("%w: %w", loads.ErrReadOnly, err)
+	case goredis.HasErrorPrefix(err, "OOM"):
+		return nil, fmt.Errorf("%w: %w", loads.ErrNoMemory, err)
 	}
 	return nil, fmt.Errorf("%w: %w%s", loads.ErrUnavailable, err, s.explain(ctx, err, keys))
 }

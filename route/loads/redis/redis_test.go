@@ -196,6 +196,23 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
+// TestCaseScriptThatMayNotGoOn takes a command that scripts call from the user: that is a refusal
+// as one of the script itself, and no server that is away. One without memory says so.
+func TestCaseScriptThatMayNotGoOn(t *testing.T) {
+	server := redistest.Start(t)
+	admin, ctx := server.Client(), context.Background()
+	must.OK(t, admin.ACLSetUser(ctx, "half", "on", ">secret", "~*", "+@all", "-hincrby", "-hset", "-zadd").Err())
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Username: "half", Password: "secret"})
+	t.Cleanup(func() { _ = client.Close() })
+	if _, err := newStore(t, client, "kva", nil).Book(ctx, request("q", "a")); !errors.Is(err, loads.ErrReadOnly) {
+		t.Errorf("without the right: %v", err)
+	}
+	must.OK(t, admin.ConfigSet(ctx, "maxmemory", "1").Err())
+	if err := newStore(t, admin, "kva", nil).PutSettings(ctx, "m", []byte(`{"policy":"random"}`)); !errors.Is(err, loads.ErrNoMemory) || !errors.Is(err, loads.ErrUnavailable) {
+		t.Errorf("without memory: %v", err)
+	}
+}
+
 // TestDocumentedUsers makes the users of docs/operations.md. The writer can do all that the
 // contract asks for. TestReadOnly has one that may only read.
 func TestDocumentedUsers(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -84,7 +85,10 @@ func refusal(err error) error {
 	if redis.HasErrorPrefix(err, "OOM") {
 		return store.ErrNoMemory
 	}
-	for _, prefix := range []string{"READONLY", "NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "MISCONF"} {
+	if redisx.RefusedCommand(err) {
+		return store.ErrRefused
+	}
+	for _, prefix := range []string{"READONLY", "NOAUTH", "WRONGPASS", "WRONGTYPE", "MISCONF"} {
 		if redis.HasErrorPrefix(err, prefix) {
 			return store.ErrRefused
 		}
