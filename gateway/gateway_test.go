@@ -118,6 +118,10 @@ func TestPassesOnUnchanged(t *testing.T) {
 		{"POST", "/v1/chat/completions", `{"model": "unknown",  "messages" : [ ], "later": {"field" : 1e5}}`},
 		{"POST", "/v1/chat/completions", `{"model":"sim/model","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,x"}}]}],"tools":[{"a":1.50}],"n":2}`},
 		{"POST", "/v1/chat/completions", `no json`},
+		{"POST", "/v1/chat/completions", `{"model":"sim/model","messages":[],"stream":true,"stream_options":"x"}`},
+		{"POST", "/v1/chat/completions", `{"model":"sim/model","messages":[],"stream":true,"stream_options":5}`},
+		{"POST", "/v1/chat/completions", `{"model":"sim/model","messages":[],"stream":true,"stream_options":[{}]}`},
+		{"POST", "/v1/completions", `{"model":"sim/model","prompt":"x","stream":true,"stream_options":true}`},
 		{"POST", "/v1/responses", `{"model":"sim/model","previous_response_id":"r1","input":"x"}`},
 		{"POST", "/v1/embeddings", `{"model":"sim/model","input":["a","bb"],"encoding_format":"base64"}`},
 	} {

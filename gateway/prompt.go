@@ -178,6 +178,10 @@ func (r *reader) readStreamOptions(v gjson.Result) {
 	if v.Type == gjson.Null {
 		return
 	}
+	if !v.IsObject() {
+		u.told = true // the engine will refuse it, and say why: it gets what the client has sent
+		return
+	}
 	v.ForEach(func(key, value gjson.Result) bool {
 		u.empty = false
 		u.told = u.told || key.String() == "include_usage" && value.Type != gjson.Null
