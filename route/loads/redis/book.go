@@ -107,9 +107,10 @@ func readBooked(reply string, c *loads.PairCall) (out loads.BookedPair, err erro
 	case state == stateAgain:
 		out.Again = true
 		length, other := r.next(), r.next()
-		if out.RankRef, out.Prefill, err = readNames(r.rest, length, other); r.err != nil {
-			err = r.err
+		if r.err != nil {
+			return loads.BookedPair{}, r.err
 		}
+		out.RankRef, out.Prefill, err = readNames(r.rest, length, other)
 		return out, err
 	}
 	who, prefills := r.next(), 0.0
