@@ -91,11 +91,11 @@ func (a *appender) ReadFrom(src io.Reader) (total int64, err error) {
 func (a *appender) keep() {
 	b := *a.into
 	if bytes.Equal(b[a.line:], b[a.last.from:a.last.to]) {
-		*a.into = append(b[:a.line], Again, '\r', '\n')
+		b = append(b[:a.line], Again, '\r', '\n')
 	} else {
 		a.last.from, a.last.to = a.line, len(b)
 	}
-	a.end = len(*a.into)
+	*a.into, a.end = b, len(b)
 }
 
 // rawReply is the reply of a command that the client does not look into.
