@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/ingest"
 	"github.com/kvatlas/kvatlas/ingest/event"
-	"github.com/kvatlas/kvatlas/internal/jsonpack"
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
@@ -109,7 +108,7 @@ func refusedEvents(err error) error {
 		return &refusal.Error{Status: http.StatusBadRequest, Code: code, Param: p.Param, Message: p.Param + " " + p.Problem}
 	}
 	code := refusal.CodeInvalidRequest
-	if errors.Is(err, jsonpack.ErrJSON) {
+	if errors.Is(err, event.ErrJSON) {
 		code = refusal.CodeInvalidJSON
 	}
 	return &refusal.Error{Status: http.StatusBadRequest, Code: code, Message: err.Error()}

@@ -8,6 +8,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/jsonpack"
 )
 
+// ErrJSON says that a body is no JSON.
+var ErrJSON = jsonpack.ErrJSON
+
 // Push is a batch of events that an engine, or someone for it, sends over HTTP:
 //
 //	{"pod":"10.0.0.1:8000","model":"m","rank":0,"engine":"vllm","seq":7,"events":[...]}
@@ -92,7 +95,7 @@ func (d *Decoder) Pushes(body []byte) ([]Push, error) {
 	return pushes, d.end()
 }
 
-// JSONPushes is Pushes of a body in JSON. Text that is no JSON wraps [jsonpack.ErrJSON].
+// JSONPushes is Pushes of a body in JSON. Text that is no JSON wraps ErrJSON.
 func (d *Decoder) JSONPushes(body []byte) ([]Push, error) {
 	if limit := d.Limits.filled().Payload; len(body) > limit {
 		return nil, fmt.Errorf("%w: %d bytes, the limit is %d", ErrMalformed, len(body), limit)
