@@ -145,6 +145,7 @@ type Chunker struct {
 	lastBlock *block // nil for none
 	lastNone  bool   // the table does not have lastHash
 	lastOwner *block // the one whose run was asked for last
+	damaged   bool   // by a test: the map was, so runs need not agree with blocks (mustHold)
 	stats     Stats
 }
 

@@ -62,6 +62,7 @@ func garbled(t *rapid.T) {
 		s.kept[k] = string(v)
 	}
 	c = mustNew(t, Config{BlockSize: index})
+	c.damaged = true
 	for range rapid.IntRange(1, 12).Draw(t, "after") {
 		do()
 	}

@@ -26,7 +26,7 @@ func (c *Chunker) mustHold() {
 			panic(fmt.Sprintf("rechunk: block %x %s: %+v", b.hash, why, *b))
 		}
 		for _, r := range [2]*run{b.tail, b.branch} {
-			if r == nil {
+			if r == nil || c.damaged {
 				continue
 			}
 			if why := r.fault(b, r == b.branch); why != "" {
