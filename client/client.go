@@ -111,6 +111,35 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // is. The other methods are this one with types; it is there for what they
 // lack.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
+	a, err := c.send(ctx, method, path, "application/json", in)
+	if err != nil || out == nil || len(a.text) == 0 && a.status == http.StatusNoContent {
+		return err
+	}
+	if t, _, _ := mime.ParseMediaType(a.kind); t != "application/json" {
+		return fmt.Errorf("%w: %s %s answers with content type %q", ErrBadResponse, method, path, a.kind)
+	}
+	if err := json.Unmarshal(a.text, out); err != nil {
+		return fmt.Errorf("%w: %s %s: %w", ErrBadResponse, method, path, err)
+	}
+	return nil
+}
+
+// Metrics returns the server's own metrics, in Prometheus' text format. With an admin listener
+// they are there alone.
+func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
+	a, err := c.send(ctx, http.MethodGet, "/metrics", "text/plain", nil)
+	return a.text, err
+}
+
+// answer is what a server has answered, and its content type.
+type answer struct {
+	status int
+	kind   string
+	text   []byte
+}
+
+// send sends in as JSON, and returns the answer if it is no error.
+func (c *Client) send(ctx context.Context, method, path, accept string, in any) (a answer, err error) {
 	if c.cfg.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, c.cfg.Timeout, fmt.Errorf("client: no answer within %v: %w", c.cfg.Timeout, context.DeadlineExceeded))
@@ -120,41 +149,32 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 	if in != nil {
 		b, err := json.Marshal(in)
 		if err != nil {
-			return fmt.Errorf("client: %s %s: %w", method, path, err)
+			return a, fmt.Errorf("client: %s %s: %w", method, path, err)
 		}
 		body = bytes.NewReader(b)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
-		return fmt.Errorf("client: %w", err)
+		return a, fmt.Errorf("client: %w", err)
 	}
-	req.Header.Set("Accept", "application/json")
+	req.Header.Set("Accept", accept)
 	c.sign(req)
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("client: %w", withCause(ctx, err))
+		return a, fmt.Errorf("client: %w", withCause(ctx, err))
 	}
 	defer resp.Body.Close()
-	text, err := c.read(resp)
-	if err != nil {
-		return fmt.Errorf("client: %s %s: %w", method, path, withCause(ctx, err))
+	if a.text, err = c.read(resp); err != nil {
+		return a, fmt.Errorf("client: %s %s: %w", method, path, withCause(ctx, err))
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return errorOf(resp, text)
+		return answer{}, errorOf(resp, a.text)
 	}
-	if out == nil || len(text) == 0 && resp.StatusCode == http.StatusNoContent {
-		return nil
-	}
-	if t, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); t != "application/json" {
-		return fmt.Errorf("%w: %s %s answers with content type %q", ErrBadResponse, method, path, resp.Header.Get("Content-Type"))
-	}
-	if err := json.Unmarshal(text, out); err != nil {
-		return fmt.Errorf("%w: %s %s: %w", ErrBadResponse, method, path, err)
-	}
-	return nil
+	a.status, a.kind = resp.StatusCode, resp.Header.Get("Content-Type")
+	return a, nil
 }
 
 // ask is Call for an answer of type T.

@@ -141,7 +141,7 @@ func checkPlace(at store.RankRef) error {
 	return nil
 }
 
-// SessionKey stands for a session wherever it is kept: names may report users.
+// SessionKey stands for a session wherever it is kept: names may say something of users.
 func SessionKey(session string) [16]byte {
 	h := xxh3.HashString128Seed(session, 1337)
 	return h.Bytes()

@@ -244,6 +244,46 @@ func TestPodsOfAServer(t *testing.T) {
 	}
 }
 
+// A server that cannot read its index, and one that is not connected to engines.
+func TestServerWithoutIndexOrEngines(t *testing.T) {
+	status, figures := http.StatusServiceUnavailable, ""
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		body := `{}`
+		switch r.URL.Path {
+		case "/healthz":
+			body = `{"version":"v2","backend":"redis"}`
+		case "/v1/pods":
+			w.WriteHeader(status)
+			body = `{"error":{"code":"index_unavailable","message":"the index cannot be reached"}}`
+		case "/metrics":
+			w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+			body = "# TYPE kvatlas_ingest_connected gauge\n" + figures
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	worst, sections := look(t, Config{Server: s.URL, Version: "v2"})
+	if f := has(t, sections["server"], "pods", ""); worst != check.Fail || !strings.Contains(f.Found, "503 index_unavailable") || f.Do == "" {
+		t.Errorf("without an index: %v, %+v", worst, f)
+	}
+	status = http.StatusForbidden // a token that may not list pods
+	for _, c := range []struct {
+		figures string
+		level   check.Level
+		found   string
+	}{
+		{`kvatlas_ingest_connected{pod="a",rank="0"} 1` + "\n", check.OK, "reads: 1; it is connected to all"},
+		{`kvatlas_ingest_connected{pod="b",rank="0"} 0` + "\n" + `kvatlas_ingest_connected{pod="a",rank="1"} 0` + "\n" + `kvatlas_ingest_connected{pod="a",rank="0"} 1` + "\n", check.Warn, "not connected to 2 of 3: a rank 1, b rank 0"},
+	} {
+		figures = c.figures
+		worst, sections = look(t, Config{Server: s.URL, Version: "v2"})
+		if f := has(t, sections["server"], "events of engines", ""); worst != c.level || !strings.HasSuffix(f.Found, c.found) {
+			t.Errorf("%s: %v, %+v", c.figures, worst, f)
+		}
+	}
+}
+
 // Requests that a process of another version has booked are told.
 func TestFormsOfLoads(t *testing.T) {
 	s := redistest.Start(t, "--maxmemory", "100mb")
@@ -251,7 +291,7 @@ func TestFormsOfLoads(t *testing.T) {
 	x := must.Get(redis.Open(redis.Config{URL: url}))(t)
 	t.Cleanup(func() { _ = x.Close() })
 	must.Get(x.Register(t.Context(), store.Pod{Name: "a", Model: "m"}))(t)
-	for form, want := range map[string]check.Level{"": check.Warn, "2": check.OK, "3": check.Warn} {
+	for form, want := range map[string]check.Level{"": check.Warn, "2": check.Warn, "3": check.OK} {
 		key := keyspace.ModelKeys(redis.DefaultPrefix, "m")("t" + form)
 		must.OK(t, s.Client().ZAdd(t.Context(), key, goredis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: "r"}).Err())
 		_, sections := look(t, Config{Redis: redis.Config{URL: url}, ScoreBudget: time.Second})

@@ -77,7 +77,7 @@ func (c *Config) lookAtEngine(ctx context.Context) *Section {
 	default:
 		add(check.Finding{
 			Level: check.Fail, What: "engine connection", Found: last, Means: "nothing is known of what this rank holds, and it is ranked as if it held nothing",
-			Do: "let this host reach the endpoint; vLLM binds only where the host is * or ::, and connects to any other",
+			Do: "see that the engine runs, and let this host reach the endpoint; vLLM binds only where the host is * or ::, and connects to any other",
 		})
 	}
 	if connected || h.messages > 0 { // else there is nothing more to say

@@ -1,11 +1,17 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/client"
@@ -63,6 +69,9 @@ func (c *Config) lookAtServer(ctx context.Context) *Section {
 	}
 	add(index)
 	s.Findings = append(s.Findings, podsOf(ctx, at)...)
+	if f, ok := eventsOf(ctx, at); ok {
+		add(f)
+	}
 	if f, ok := truthOf(ctx, at); ok {
 		add(f)
 	}
@@ -90,18 +99,60 @@ func truthOf(ctx context.Context, at *client.Client) (f check.Finding, ok bool) 
 			}
 		}
 	}
-	slices.Sort(lies)
 	f = check.Finding{What: "truth of the index", Found: fmt.Sprintf("ranks that have told what their engines had cached: %d; none had much less than the index said", told)}
 	if len(lies) > 0 {
-		const most = 5
-		f.Level, f.Found = check.Warn, strings.Join(lies[:min(len(lies), most)], ", ")
-		if more := len(lies) - most; more > 0 {
-			f.Found += fmt.Sprintf(", and %d more", more)
-		}
+		f.Level, f.Found = check.Warn, firstOf(lies)
 		f.Means = "these engines had less than half of what the index says they hold, so requests go to the wrong pods"
 		f.Do = "ranks with events are read anew by themselves; else compare block size, hash seed and adapter names of what writes the index with the engine's"
 	}
 	return f, told > 0
+}
+
+// eventsOf says which engines the server reads no events of, of those that it should; ok is
+// false where it reads none, or where its metrics are not to be had.
+func eventsOf(ctx context.Context, at *client.Client) (f check.Finding, ok bool) {
+	text, err := at.Metrics(ctx)
+	if err != nil {
+		return f, false
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		return f, false
+	}
+	read, away := 0, []string(nil)
+	for _, m := range families["kvatlas_ingest_connected"].GetMetric() {
+		if read++; m.GetGauge().GetValue() == 0 {
+			var at [2]string
+			for _, l := range m.GetLabel() {
+				switch l.GetName() {
+				case "pod":
+					at[0] = l.GetValue()
+				case "rank":
+					at[1] = l.GetValue()
+				}
+			}
+			away = append(away, fmt.Sprintf("%s rank %s", terminal.Printable(at[0]), terminal.Printable(at[1])))
+		}
+	}
+	f = check.Finding{What: "events of engines", Found: fmt.Sprintf("ranks that the server reads: %d; it is connected to all", read)}
+	if len(away) > 0 {
+		f.Level, f.Found = check.Warn, fmt.Sprintf("not connected to %d of %d: %s", len(away), read, firstOf(away))
+		f.Means = "these engines are down, or publish elsewhere: what they held counts until they are back or their pods are retired"
+		f.Do = "see whether the engines run; where one is gone for good, retire its pod (DELETE /v1/pods/{name}); the log has the endpoint and the error"
+	}
+	return f, read > 0
+}
+
+// firstOf sorts a list, and names the first of it.
+func firstOf(list []string) string {
+	const most = 5
+	slices.Sort(list)
+	text := strings.Join(list[:min(len(list), most)], ", ")
+	if more := len(list) - most; more > 0 {
+		text += fmt.Sprintf(", and %d more", more)
+	}
+	return text
 }
 
 // maxAsked bounds the models whose tokenizers a server is asked for: it loads them for that.
@@ -111,8 +162,15 @@ const maxAsked = 8
 // It says nothing where the token may not list pods.
 func podsOf(ctx context.Context, at *client.Client) (out []check.Finding) {
 	pods, err := at.Pods(ctx)
-	if err != nil {
+	if e, ok := errors.AsType[*client.Error](err); ok && e.Status < http.StatusInternalServerError {
 		return nil
+	}
+	if err != nil {
+		return []check.Finding{{
+			Level: check.Fail, What: "pods", Found: terminal.ServerAnswer("the server", err),
+			Means: "what it knew before still counts, and grows old: scores are degraded, and requests are routed by the loads known till then",
+			Do:    "start what the answer names; kvatlas doctor --redis URL looks at Redis, and the server's log has the error",
+		}}
 	}
 	if len(pods) == 0 {
 		return []check.Finding{{
