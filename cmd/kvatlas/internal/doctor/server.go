@@ -68,7 +68,7 @@ func (c *Config) lookAtServer(ctx context.Context) *Section {
 		index.Do = "one server alone may do so; several share an index in Redis (--redis)"
 	}
 	add(index)
-	s.Findings = append(s.Findings, podsOf(ctx, at)...)
+	s.Findings = append(s.Findings, podsOf(ctx, c.Server, at)...)
 	if f, ok := eventsOf(ctx, at); ok {
 		add(f)
 	}
@@ -160,16 +160,16 @@ const maxAsked = 8
 
 // podsOf says which pods there are, and of which of their models the server has no tokenizer.
 // It says nothing where the token may not list pods.
-func podsOf(ctx context.Context, at *client.Client) (out []check.Finding) {
+func podsOf(ctx context.Context, server string, at *client.Client) (out []check.Finding) {
 	pods, err := at.Pods(ctx)
 	if e, ok := errors.AsType[*client.Error](err); ok && e.Status < http.StatusInternalServerError {
 		return nil
 	}
 	if err != nil {
 		return []check.Finding{{
-			Level: check.Fail, What: "pods", Found: terminal.ServerAnswer("the server", err),
+			Level: check.Fail, What: "pods", Found: terminal.ServerAnswer(server, err),
 			Means: "what it knew before still counts, and grows old: scores are degraded, and requests are routed by the loads known till then",
-			Do:    "start what the answer names; kvatlas doctor --redis URL looks at Redis, and the server's log has the error",
+			Do:    "see whether Redis runs, and whether the server reaches it: kvatlas doctor --redis URL, and the server's log",
 		}}
 	}
 	if len(pods) == 0 {
@@ -189,7 +189,7 @@ func podsOf(ctx context.Context, at *client.Client) (out []check.Finding) {
 	for _, m := range models[:min(len(models), maxAsked)] {
 		f := check.Finding{What: "tokenizer of a pod", Where: terminal.Printable(m), Found: "the server has it"}
 		if _, err := at.Tokenize(ctx, client.TokenizeRequest{Model: m, Prompt: "a"}); err != nil {
-			f.Level, f.Found = check.Warn, terminal.ServerAnswer("it", err)
+			f.Level, f.Found = check.Warn, terminal.ServerAnswer(server, err)
 			f.Means = "texts and chats of this model are sent by load alone, wherever their prefix is cached; token ids and block keys can be scored"
 			f.Do = "put its files into MODEL/ below the server's --tokenizers, or let the server reach the hub"
 		}
