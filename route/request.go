@@ -1,6 +1,7 @@
 package route
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -191,4 +192,12 @@ func (q *Request) wishes() string {
 		fmt.Fprintf(&b, ", %d required labels", len(q.Required))
 	}
 	return b.String()
+}
+
+// nobody is the error of a request that no known pod may take.
+func nobody(err error, unread bool) error {
+	if unread && errors.Is(err, ErrNobody) {
+		return fmt.Errorf("%w: %w", ErrUnread, err)
+	}
+	return err
 }

@@ -229,14 +229,6 @@ func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision)
 	return match, unread, nil
 }
 
-// nobody is the error of a request that no known pod may take.
-func nobody(err error, unread bool) error {
-	if unread && errors.Is(err, ErrNobody) {
-		return fmt.Errorf("%w: %w", ErrUnread, err)
-	}
-	return err
-}
-
 // totals are the costs of all candidates by the picture, NaN where one is at its limits.
 func (v *View) totals(w loads.Weights) []float64 {
 	out := v.floats(len(v.Candidates))

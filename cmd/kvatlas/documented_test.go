@@ -145,8 +145,8 @@ var flagsOfOthers = map[string]string{
 
 var programs = regexp.MustCompile(`(?:^|[\s;|&(="$])(?:bin/)?kvatlas ([a-z][^\n]*)`)
 
-// TestDocumentedCommands holds what the pages have readers type to what there is. These are commands
-// and their flags, paths of the API, targets of make, scripts, programs and tests.
+// TestDocumentedCommands checks that all exists that the pages tell readers to type: commands and
+// their flags, paths of the API, targets of make, scripts, programs and tests.
 func TestDocumentedCommands(t *testing.T) {
 	h := &helps{t, map[string]string{}}
 	api := apiPaths(t)

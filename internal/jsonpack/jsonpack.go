@@ -1,5 +1,5 @@
-// Package jsonpack turns JSON into MessagePack, so that who gets both needs one reader and not
-// two.
+// Package jsonpack turns JSON into MessagePack, so that a package that gets both needs one
+// reader.
 package jsonpack
 
 import (

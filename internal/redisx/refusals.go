@@ -76,8 +76,8 @@ func (r *refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// RefusedEntry reports whether err says that the user is not let in. There is none of that
-// name, its password is another, or there is a password and the URL has none.
+// RefusedEntry reports whether err says that the server does not let the user in. It has no user of
+// that name, the password is wrong, or it needs one and the URL has none.
 func RefusedEntry(err error) bool {
 	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH")
 }

@@ -52,6 +52,22 @@ func has(t *testing.T, list []check.Finding, what, where string) check.Finding {
 	return list[i]
 }
 
+// serve returns the address of a server of version v2 with an index in Redis, whose other paths
+// answer what answer returns.
+func serve(t *testing.T, answer func(w http.ResponseWriter, r *http.Request) string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		body := `{"version":"v2","backend":"redis"}`
+		if r.URL.Path != "/healthz" {
+			body = answer(w, r)
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
 func TestRedis(t *testing.T) {
 	s := redistest.Start(t, "--requirepass", "secret", "--maxmemory", "100mb")
 	s.Client().Do(t.Context(), "AUTH", "secret")
@@ -134,19 +150,13 @@ func TestTruthOfTheIndex(t *testing.T) {
 		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":3900,"lies":false}`, check.OK, "had cached: 1; none"},
 		{`{"requests":40,"predicted_tokens":4000,"delivered_tokens":10,"lies":true}`, check.Warn, "p rank 3 (10 of 4000 tokens)"},
 	} {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			body := `{}`
-			switch r.URL.Path {
-			case "/healthz":
-				body = `{"version":"v2","backend":"redis"}`
-			case "/v1/loads":
-				body = `{"models":{"m":[{"pod":"p","rank":3,"truth":` + c.truth + `},{"pod":"q","rank":0}]}}`
+		at := serve(t, func(_ http.ResponseWriter, r *http.Request) string {
+			if r.URL.Path != "/v1/loads" {
+				return `{}`
 			}
-			_, _ = w.Write([]byte(body))
-		}))
-		_, sections := look(t, Config{Server: s.URL, Version: "v2"})
-		s.Close()
+			return `{"models":{"m":[{"pod":"p","rank":3,"truth":` + c.truth + `},{"pod":"q","rank":0}]}}`
+		})
+		_, sections := look(t, Config{Server: at, Version: "v2"})
 		if f := has(t, sections["server"], "truth of the index", ""); f.Level != c.level || !strings.Contains(f.Found, c.found) {
 			t.Errorf("%s: %+v", c.truth, f)
 		}
@@ -208,30 +218,25 @@ func TestServer(t *testing.T) {
 // Pods that are missing are told, and models of pods whose texts a server cannot read.
 func TestPodsOfAServer(t *testing.T) {
 	var pods string
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		body := `{}`
+	at := serve(t, func(w http.ResponseWriter, r *http.Request) string {
 		switch r.URL.Path {
-		case "/healthz":
-			body = `{"version":"v2","backend":"redis"}`
 		case "/v1/pods":
-			body = `{"pods":[` + pods + `]}`
+			return `{"pods":[` + pods + `]}`
 		case "/v1/tokenize":
-			asked, _ := io.ReadAll(r.Body)
-			if body = `{"tokens":[1]}`; strings.Contains(string(asked), `"model":"no"`) {
-				w.WriteHeader(http.StatusBadGateway)
-				body = `{"error":{"code":"tokenizer_unavailable","message":"the hub is away","param":"model"}}`
+			if asked, _ := io.ReadAll(r.Body); !strings.Contains(string(asked), `"model":"no"`) {
+				return `{"tokens":[1]}`
 			}
+			w.WriteHeader(http.StatusBadGateway)
+			return `{"error":{"code":"tokenizer_unavailable","message":"the hub is away","param":"model"}}`
 		}
-		_, _ = io.WriteString(w, body)
-	}))
-	t.Cleanup(s.Close)
-	worst, sections := look(t, Config{Server: s.URL, Version: "v2"})
+		return `{}`
+	})
+	worst, sections := look(t, Config{Server: at, Version: "v2"})
 	if f := has(t, sections["server"], "pods", ""); worst != check.Warn || f.Level != check.Warn || f.Found != "none are registered" || f.Do == "" {
 		t.Errorf("%v, %+v", worst, f)
 	}
 	pods = `{"name":"a","model":"yes"},{"name":"b","model":"no"},{"name":"c","model":"yes"},{"name":"d","model":"part","part_of":{"pod":"a"}}`
-	_, sections = look(t, Config{Server: s.URL, Version: "v2"})
+	_, sections = look(t, Config{Server: at, Version: "v2"})
 	list := sections["server"]
 	if f := has(t, list, "pods", ""); f.Level != check.OK || f.Found != "4, of 2 models" {
 		t.Errorf("%+v", f)
@@ -247,23 +252,18 @@ func TestPodsOfAServer(t *testing.T) {
 // A server that cannot read its index, and one that is not connected to engines.
 func TestServerWithoutIndexOrEngines(t *testing.T) {
 	status, figures := http.StatusServiceUnavailable, ""
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		body := `{}`
+	at := serve(t, func(w http.ResponseWriter, r *http.Request) string {
 		switch r.URL.Path {
-		case "/healthz":
-			body = `{"version":"v2","backend":"redis"}`
 		case "/v1/pods":
 			w.WriteHeader(status)
-			body = `{"error":{"code":"index_unavailable","message":"the index cannot be reached"}}`
+			return `{"error":{"code":"index_unavailable","message":"the index cannot be reached"}}`
 		case "/metrics":
 			w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-			body = "# TYPE kvatlas_ingest_connected gauge\n" + figures
+			return "# TYPE kvatlas_ingest_connected gauge\n" + figures
 		}
-		_, _ = io.WriteString(w, body)
-	}))
-	t.Cleanup(s.Close)
-	worst, sections := look(t, Config{Server: s.URL, Version: "v2"})
+		return `{}`
+	})
+	worst, sections := look(t, Config{Server: at, Version: "v2"})
 	if f := has(t, sections["server"], "pods", ""); worst != check.Fail || !strings.Contains(f.Found, "503 index_unavailable") || f.Do == "" {
 		t.Errorf("without an index: %v, %+v", worst, f)
 	}
@@ -277,7 +277,7 @@ func TestServerWithoutIndexOrEngines(t *testing.T) {
 		{`kvatlas_ingest_connected{pod="b",rank="0"} 0` + "\n" + `kvatlas_ingest_connected{pod="a",rank="1"} 0` + "\n" + `kvatlas_ingest_connected{pod="a",rank="0"} 1` + "\n", check.Warn, "not connected to 2 of 3: a rank 1, b rank 0"},
 	} {
 		figures = c.figures
-		worst, sections = look(t, Config{Server: s.URL, Version: "v2"})
+		worst, sections = look(t, Config{Server: at, Version: "v2"})
 		if f := has(t, sections["server"], "events of engines", ""); worst != c.level || !strings.HasSuffix(f.Found, c.found) {
 			t.Errorf("%s: %v, %+v", c.figures, worst, f)
 		}

@@ -123,16 +123,11 @@ func eventsOf(ctx context.Context, at *client.Client) (f check.Finding, ok bool)
 	read, away := 0, []string(nil)
 	for _, m := range families["kvatlas_ingest_connected"].GetMetric() {
 		if read++; m.GetGauge().GetValue() == 0 {
-			var at [2]string
+			labels := map[string]string{}
 			for _, l := range m.GetLabel() {
-				switch l.GetName() {
-				case "pod":
-					at[0] = l.GetValue()
-				case "rank":
-					at[1] = l.GetValue()
-				}
+				labels[l.GetName()] = l.GetValue()
 			}
-			away = append(away, fmt.Sprintf("%s rank %s", terminal.Printable(at[0]), terminal.Printable(at[1])))
+			away = append(away, fmt.Sprintf("%s rank %s", terminal.Printable(labels["pod"]), terminal.Printable(labels["rank"])))
 		}
 	}
 	f = check.Finding{What: "events of engines", Found: fmt.Sprintf("ranks that the server reads: %d; it is connected to all", read)}
