@@ -104,21 +104,6 @@ var degradations = map[string]string{
 	"index_stale":       "the server cannot reach Redis; its copy of the index has answered, which grows old",
 }
 
-// lateness says why a prompt was not tokenized in time, as far as the server's list of
-// the tokenizers that it has loaded shows it. Without such a list known is false.
-func lateness(loaded, known, chat bool) string {
-	const again = ": ask again, or with --mode sync"
-	switch {
-	case !known:
-		return "the prompt was not tokenized in time" + again + ", which waits"
-	case !loaded:
-		return "the model's tokenizer is not loaded yet" + again + ", which waits for it, or says why there is none (it takes seconds; serve --preload loads it at the start)"
-	case chat:
-		return "the tokenizer is loaded, and the chat was not rendered and tokenized in time (the model's chat template is compiled at its first use)" + again
-	}
-	return "the tokenizer is loaded, and the prompt was not tokenized in time" + again
-}
-
 // indexFailed reports whether the index could not be asked at all.
 func indexFailed(r *client.ScoreResponse) bool {
 	return r.Degraded != nil && (r.Degraded.Reason == "index_unavailable" || r.Degraded.Reason == "index_timeout")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -42,7 +43,7 @@ func TestVerdicts(t *testing.T) {
 		"unknown reason": {answer(3, true, "sun_spots\x1b"), []string{"incomplete", "sun_spots?"}, "\x1b"},
 	} {
 		var b strings.Builder
-		writeScore(&b, "m", tc.r, time.Millisecond, lateness(false, true, false))
+		writeScore(&b, "m", tc.r, time.Millisecond, (&scoreCall{}).lateness(nil))
 		rest := b.String()
 		for _, part := range tc.want {
 			_, after, found := strings.Cut(rest, part)
@@ -93,21 +94,30 @@ func TestScoreSaysWhatIsLate(t *testing.T) {
 	const late = `{"scores":{},"blocks":{"total":0,"size":64},"tokens":{"total":0,"source":"none","exact":false},"degraded":{"reason":"tokenization_budget"}}`
 	for name, tc := range map[string]struct {
 		models string // the answer of GET /v1/models
+		pods   string // that of GET /v1/pods; empty lists none
 		chat   bool
 		want   string
 	}{
-		"not loaded":     {`{"models":[]}`, false, "the model's tokenizer is not loaded yet: ask again, or with --mode sync, which waits for it, or says why there is none"},
-		"another loaded": {`{"models":[],"tokenizers":[{"model":"other"}]}`, true, "the model's tokenizer is not loaded yet: "},
-		"loaded":         {`{"models":[],"tokenizers":[{"model":"other"},{"model":"m"}]}`, false, "the tokenizer is loaded, and the prompt was not tokenized in time: ask again"},
-		"chat":           {`{"models":[],"tokenizers":[{"model":"m"}]}`, true, "the tokenizer is loaded, and the chat was not rendered and tokenized in time (the model's chat template is compiled at its first use): "},
-		"no list":        {`{}`, false, "the prompt was not tokenized in time: ask again, or with --mode sync, which waits\n"},
-		"no JSON":        {`models`, true, "the prompt was not tokenized in time: ask again"},
+		"indexed":        {`{"models":[{"name":"m"}]}`, "", false, "the model's tokenizer is not loaded yet: ask again, or with --mode sync, which waits for it, or says why there is none"},
+		"another loaded": {`{"models":[],"tokenizers":[{"model":"other"}]}`, `{"pods":[{"name":"p","model":"m"}]}`, true, "the model's tokenizer is not loaded yet: "},
+		"alias":          {`{"models":[]}`, `{"pods":[{"name":"p","model":"org/m","aliases":["m"]}]}`, false, "the model's tokenizer is not loaded yet: "},
+		"loaded":         {`{"models":[],"tokenizers":[{"model":"other"},{"model":"m"}]}`, "", false, "the tokenizer is loaded, and the prompt was not tokenized in time: ask again"},
+		"chat":           {`{"models":[],"tokenizers":[{"model":"m"}]}`, "", true, "the tokenizer is loaded, and the chat was not rendered and tokenized in time (the model's chat template is compiled at its first use): "},
+		"no list":        {`{}`, "", false, "the prompt was not tokenized in time: ask again, or with --mode sync, which waits\n"},
+		"no JSON":        {`models`, "", true, "the prompt was not tokenized in time: ask again"},
+		"nothing": {`{"models":[]}`, "", false, "the server does not know this model: no pod is registered for it, and the server still looks for its tokenizer: ask again, or with --mode sync, " +
+			"which waits for that, and says why there is none\n--model is \"m\"; the server has no model yet\n"},
+		"others": {`{"models":[{"name":"m2"}],"tokenizers":[{"model":"t"}]}`, `{"pods":[{"name":"p","model":"org/m"}]}`, false, "the server does not know this model: no pod is registered for it, and the server still looks for its tokenizer: ask again, or with --mode sync, " +
+			"which waits for that, and says why there is none\n--model is \"m\"; the server has m2, org/m, t\n"},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			body := late
-			if r.URL.Path == "/v1/models" {
+			switch r.URL.Path {
+			case "/v1/models":
 				body = tc.models
+			case "/v1/pods":
+				body = cmp.Or(tc.pods, `{"pods":[]}`)
 			}
 			_, _ = w.Write([]byte(body))
 		}))

@@ -107,8 +107,7 @@ func readAnswers(raw json.RawMessage) (_ []client.ScoreResponse, several bool, e
 func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, r *client.ScoreResponse, took time.Duration) {
 	late := ""
 	if r.Degraded != nil && r.Degraded.Reason == tokenizationBudget {
-		_, tokenizers, known := s.models(ctx, c)
-		late = lateness(slices.Contains(tokenizers, s.request.Model), known, s.request.Body != nil || s.request.Chat != nil)
+		late = s.lateness(s.models(ctx, c))
 	}
 	writeScore(out, s.request.Model, r, took, late)
 	if indexFailed(r) {
@@ -122,9 +121,14 @@ func (s *scoreCall) write(ctx context.Context, out io.Writer, c *client.Client, 
 // asideBudget bounds what is asked beside the score: the answer is there already.
 const asideBudget = 2 * time.Second
 
-// models returns the names of the models that the server indexes, and of the tokenizers that it
-// has in memory by now. Where the server does not say, known is false.
-func (s *scoreCall) models(ctx context.Context, c *client.Client) (indexed, tokenizers []string, known bool) {
+// serverModels are the names of models that a server knows.
+type serverModels struct {
+	registered []string // of pods, and of what is indexed
+	tokenizers []string // of tokenizers in memory
+}
+
+// models asks the server which models it knows; nil where it does not say.
+func (s *scoreCall) models(ctx context.Context, c *client.Client) *serverModels {
 	ctx, cancel := context.WithTimeout(ctx, asideBudget)
 	defer cancel()
 	var out struct {
@@ -134,15 +138,44 @@ func (s *scoreCall) models(ctx context.Context, c *client.Client) (indexed, toke
 		} `json:"tokenizers"`
 	}
 	if err := c.Call(ctx, http.MethodGet, "/v1/models", nil, &out); err != nil || out.Models == nil {
-		return nil, nil, false
+		return nil
 	}
-	for _, m := range out.Models {
-		indexed = append(indexed, m.Name)
+	m := &serverModels{}
+	for _, indexed := range out.Models {
+		m.registered = append(m.registered, indexed.Name)
 	}
 	for _, t := range out.Tokenizers {
-		tokenizers = append(tokenizers, t.Model)
+		m.tokenizers = append(m.tokenizers, t.Model)
 	}
-	return indexed, tokenizers, true
+	pods, err := c.Pods(ctx)
+	if err != nil {
+		return nil
+	}
+	for i := range pods {
+		m.registered = slices.Concat(m.registered, []string{pods[i].Model}, pods[i].Aliases, pods[i].Adapters)
+	}
+	return m
+}
+
+// compare says which name was asked for, the nearest one that the server knows, and which it
+// knows.
+func (m *serverModels) compare(asked string) string {
+	names := slices.Concat(m.registered, m.tokenizers)
+	slices.Sort(names)
+	names = slices.Compact(names)
+	text := fmt.Sprintf("\n--model is %q", asked)
+	switch {
+	case len(names) == 0:
+		return text + "; the server has no model yet"
+	case slices.Contains(names, asked):
+		return text + ", which the server has: its tokenizer alone is missing"
+	}
+	const most = 8
+	text += nearest.Clause(asked, names) + "; the server has " + terminal.Printable(strings.Join(names[:min(len(names), most)], ", "))
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // sayModel says, of an answer that there is no tokenizer, which name was asked for and which
@@ -152,31 +185,28 @@ func (s *scoreCall) sayModel(ctx context.Context, c *client.Client, err error) s
 	if !ok || s.request.Model == "" || e.Code != "unknown_model" && e.Code != "tokenizer_unavailable" {
 		return ""
 	}
-	text := fmt.Sprintf("\n--model is %q", s.request.Model)
-	indexed, tokenizers, known := s.models(ctx, c)
-	if !known {
-		return text
+	if m := s.models(ctx, c); m != nil {
+		return m.compare(s.request.Model)
 	}
-	names := slices.Concat(indexed, tokenizers)
-	if pods, err := c.Pods(ctx); err == nil {
-		for i := range pods {
-			names = append(names, pods[i].Model)
-		}
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
+	return fmt.Sprintf("\n--model is %q", s.request.Model)
+}
+
+// lateness says why a prompt was not tokenized in time, as far as the models that the server
+// knows show it; m is nil where it does not say.
+func (s *scoreCall) lateness(m *serverModels) string {
+	const again = ": ask again, or with --mode sync"
+	model := s.request.Model
 	switch {
-	case len(names) == 0:
-		return text + "; the server has no model yet"
-	case slices.Contains(names, s.request.Model):
-		return text + ", which the server has: its tokenizer alone is missing"
+	case m == nil:
+		return "the prompt was not tokenized in time" + again + ", which waits"
+	case slices.Contains(m.tokenizers, model) && (s.request.Body != nil || s.request.Chat != nil):
+		return "the tokenizer is loaded, and the chat was not rendered and tokenized in time (the model's chat template is compiled at its first use)" + again
+	case slices.Contains(m.tokenizers, model):
+		return "the tokenizer is loaded, and the prompt was not tokenized in time" + again
+	case slices.Contains(m.registered, model):
+		return "the model's tokenizer is not loaded yet" + again + ", which waits for it, or says why there is none (it takes seconds; serve --preload loads it at the start)"
 	}
-	const most = 8
-	text += nearest.Clause(s.request.Model, names) + "; the server has " + terminal.Printable(strings.Join(names[:min(len(names), most)], ", "))
-	if more := len(names) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return "the server does not know this model: no pod is registered for it, and the server still looks for its tokenizer" + again + ", which waits for that, and says why there is none" + m.compare(model)
 }
 
 // unregistered are those of the pods asked for that score 0 because no such pod is
