@@ -156,28 +156,33 @@ func (p *Pool) bring(ctx context.Context, req prompt.Request, seen view, expire 
 	case err != nil:
 		return nil, "", err
 	case req.Mode == prompt.Async:
-		return nil, prompt.BehindAsync, nil
+		return p.notLoaded(req.Model, seen, prompt.BehindAsync)
 	}
 	select {
 	case <-f.done:
 	case <-expire:
-		if !f.ended() {
-			return nil, prompt.BehindBudget, nil
-		}
 	case <-ctx.Done():
 		if err := ctx.Err(); req.Mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded) {
 			return nil, "", fmt.Errorf("tokenpool: %w", err)
 		}
-		if !f.ended() {
-			return nil, prompt.BehindBudget, nil
-		}
 	case <-p.done:
 		return nil, "", ErrClosed
+	}
+	if !f.ended() {
+		return p.notLoaded(req.Model, seen, prompt.BehindBudget)
 	}
 	if f.tok != nil || errors.Is(f.err, errAbandoned) {
 		return f.tok, "", nil
 	}
 	return nil, "", f.err
+}
+
+// notLoaded is how bring ends for a request that does not wait any longer.
+func (p *Pool) notLoaded(model string, seen view, behind prompt.Behind) (*tokenizer, prompt.Behind, error) {
+	if err := p.lastFailure(model, seen.version); err != nil {
+		return nil, "", err
+	}
+	return nil, behind, nil
 }
 
 // newChat makes what renders the chats of a model with these files.

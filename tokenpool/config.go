@@ -86,9 +86,10 @@ type Config struct {
 	// LoadTimeout bounds one load, download included. Default 10 minutes,
 	// limit 1 hour.
 	LoadTimeout time.Duration
-	// FailureTTL is how long a failed load is remembered and given as the
-	// answer, unless the origin has another version by then. Default 5 s,
-	// limit 5 minutes.
+	// FailureTTL is how long a failed load is given as the answer before another
+	// one begins, unless the origin has another version by then. That there is no
+	// tokenizer, or a broken one, is the answer until the other load ends. Default
+	// 5 s, limit 5 minutes.
 	FailureTTL time.Duration
 	// Recheck is how often the origin is asked whether a loaded tokenizer has
 	// been replaced or removed. Default 10 s, limit 1 hour.

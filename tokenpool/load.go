@@ -126,6 +126,18 @@ func (p *Pool) look(model string, special bool) (view, error) {
 	return seen, nil
 }
 
+// lastFailure is the error of the last load of a model in this version, if that found no
+// tokenizer that can be used. It holds until another load has ended, however long ago it was.
+func (p *Pool) lastFailure(model, version string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, ok := p.failed.Peek(model)
+	if ok && e.version == version && (errors.Is(e.err, ErrUnknownModel) || errors.Is(e.err, ErrBroken)) {
+		return e.err
+	}
+	return nil
+}
+
 // awaitLoad puts f behind the load of its model, and begins it if none is
 // under way. Callers hold mu.
 func (p *Pool) awaitLoad(f *flight, version string) {

@@ -48,10 +48,11 @@ func TestFailedLoad(t *testing.T) {
 		down          error
 		is            error
 		says          string
+		still         error // while it is tried again
 	}{
-		{"unknown", "", nil, ErrUnknownModel, `no tokenizer for model "m": no fake`},
-		{"unreadable", "bad", nil, tokenfile.ErrBroken, `model "m": its tokenizer.json is not JSON from byte 1 on: fetch the file again`},
-		{"down", "1", errors.New("out of order"), tokenfile.ErrLoad, "out of order"},
+		{"unknown", "", nil, ErrUnknownModel, `no tokenizer for model "m": no fake`, ErrUnknownModel},
+		{"unreadable", "bad", nil, tokenfile.ErrBroken, `model "m": its tokenizer.json is not JSON from byte 1 on: fetch the file again`, tokenfile.ErrBroken},
+		{"down", "1", errors.New("out of order"), tokenfile.ErrLoad, "out of order", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -90,8 +91,20 @@ func TestFailedLoad(t *testing.T) {
 				if d := time.Since(start); d != 0 || f.fetches.Load() != 1 {
 					t.Errorf("asked %d times for it, %v", f.fetches.Load(), d)
 				}
-				// After a while it is tried again.
+				// After a while it is tried again. That there is no tokenizer holds until then.
 				time.Sleep(p.cfg.FailureTTL)
+				for _, mode := range []prompt.Mode{prompt.Async, prompt.Wait} {
+					for _, r := range []prompt.Request{{Text: "abc"}, {Chat: &prompt.Chat{Messages: []byte("[]")}}} {
+						r.Model, r.Mode = "m", mode
+						if res, err := p.Tokens(t.Context(), r); !errors.Is(err, c.still) || err == nil && res.Exact {
+							t.Errorf("mode %d, tried again: %+v, error %v, want %v", mode, res, err, c.still)
+						}
+					}
+				}
+				if f.fetches.Load() != 2 {
+					t.Errorf("%d loads, not a second one", f.fetches.Load())
+				}
+				time.Sleep(f.slow + p.cfg.FailureTTL)
 				p.cfg.Origin = f
 				f.put("m", "1")
 				res, err = ask(prompt.Sync)

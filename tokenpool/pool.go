@@ -274,7 +274,7 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 		case <-f.done:
 			return f.result()
 		default:
-			return partial(known, behind), nil
+			return p.unfinished(&req, seen, known, behind)
 		}
 	}
 	select {
@@ -302,6 +302,16 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 			if known = p.find(again.scope, &req); known.Whole {
 				return exact(known.Tokens, req.Text, prompt.FromPrefixStore), nil
 			}
+		}
+	}
+	return p.unfinished(&req, seen, known, behind)
+}
+
+// unfinished answers a request that does not wait any longer with what is known of its text.
+func (p *Pool) unfinished(req *prompt.Request, seen view, known prefixcache.Match, behind prompt.Behind) (prompt.Result, error) {
+	if len(known.Tokens) == 0 {
+		if err := p.lastFailure(req.Model, seen.version); err != nil {
+			return prompt.Result{}, err
 		}
 	}
 	return partial(known, behind), nil
