@@ -1,7 +1,6 @@
 package telemetry
 
 import (
-	"bytes"
 	"flag"
 	"os"
 	"path/filepath"
@@ -19,12 +18,12 @@ import (
 	"github.com/kvatlas/kvatlas/tokenpool"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the table of docs/metrics.md anew")
+var rewrite = flag.Bool("rewrite", false, "write series.txt anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// described are the series of a server that has everything, as rows of a table: name
-// and labels, and the HELP text.
+// described are the series of a server that has everything, a line each: name and labels, and
+// behind a tab the HELP text.
 func described(t *testing.T) []string {
 	t.Helper()
 	m := NewMetrics()
@@ -68,37 +67,33 @@ func described(t *testing.T) []string {
 		if len(labels) > 0 {
 			name += "{" + strings.Join(labels, ",") + "}"
 		}
-		rows = append(rows, "| `"+name+"` | "+strings.ReplaceAll(f[2], "|", `\|`)+" |\n")
+		rows = append(rows, name+"\t"+f[2]+"\n")
 	}
 	// By name: a letter of a longer name comes behind the end of a shorter one.
 	slices.SortFunc(rows, func(a, b string) int {
-		name := func(row string) string { return row[:3+strings.IndexAny(row[3:], "{`")] }
+		name := func(row string) string { return row[:strings.IndexAny(row, "{\t")] }
 		return strings.Compare(name(a), name(b))
 	})
 	return rows
 }
 
-// TestMetricsAreDocumented holds the table of docs/metrics.md against the HELP texts of
-// all series. With -rewrite it writes the table.
+// TestMetricsAreDocumented holds series.txt against the HELP texts of all series, and
+// docs/metrics.md against the names in it. With -rewrite it writes the file.
 func TestMetricsAreDocumented(t *testing.T) {
-	rows := described(t)
-	const path, begin, end = "../docs/metrics.md", "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
-	page := must.Get(os.ReadFile(path))(t)
-	before, rest, ok1 := bytes.Cut(page, []byte(begin))
-	table, after, ok2 := bytes.Cut(rest, []byte(end))
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no place for the metrics", path)
-	}
-	want := "| series | |\n|---|---|\n" + strings.Join(rows, "")
+	const path = "series.txt"
+	want := strings.Join(described(t), "")
 	if *rewrite {
-		text := slices.Concat(before, []byte(begin), []byte(want), []byte(end), after)
-		if err := os.WriteFile(path, text, 0o644); err != nil { //nolint:gosec // a page is for all to read
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte(want), 0o644)) //nolint:gosec // a list for all to read
 		return
 	}
-	if string(table) != want {
+	if list := must.Get(os.ReadFile(path))(t); string(list) != want {
 		t.Errorf("%s has other metrics than there are: go test ./telemetry -run Metrics -rewrite\n%s", path, want)
+	}
+	page := must.Get(os.ReadFile("../docs/metrics.md"))(t)
+	for _, m := range regexp.MustCompile("`(kvatlas_[a-z0-9_]*[a-z0-9])[`{]").FindAllSubmatch(page, -1) {
+		if name := string(m[1]); !strings.Contains("\n"+want, "\n"+name+"\t") && !strings.Contains("\n"+want, "\n"+name+"{") {
+			t.Errorf("docs/metrics.md names %s, which is no series", name)
+		}
 	}
 	// None is made elsewhere, where the table does not see it.
 	name := regexp.MustCompile(`"(kvatlas_[a-z0-9_]*[a-z0-9])"`)
@@ -113,8 +108,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 			}
 			text := must.Get(os.ReadFile(f))(t)
 			for _, m := range name.FindAllStringSubmatch(string(text), -1) {
-				if !strings.Contains(want, "`"+m[1]+"`") && !strings.Contains(want, "`"+m[1]+"{") {
-					t.Errorf("%s: %s is not in the table", f, m[1])
+				if !strings.Contains("\n"+want, "\n"+m[1]+"\t") && !strings.Contains("\n"+want, "\n"+m[1]+"{") {
+					t.Errorf("%s: %s is not in the list", f, m[1])
 				}
 			}
 		}
