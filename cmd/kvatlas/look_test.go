@@ -56,7 +56,7 @@ func TestLookAtAServer(t *testing.T) {
 		{[]string{"pods", "--model", "other"}, []string{`10\.0\.0\.2:8000 .*`}, "vllm"},
 		{[]string{"models"}, []string{`MODEL BLOCK TOKENIZER MEMORY CHATS`, `m 4 - - -`}, ""},
 		{[]string{"loads"}, []string{
-			`MODEL POD RANK REQUESTS BLOCKS PREFILL RUNNING WAITING CACHE AGE DELIVERED`,
+			`MODEL POD RANK REQUESTS BLOCKS PREFILL TOKENS RUNNING WAITING CACHE USED AGE DELIVERED`,
 			`m 10\.0\.0\.1:8000 [01] 1 [0-9]+ [0-9]+ .*`,
 			`m 10\.0\.0\.1:8000 1 [01] [0-9]+ [0-9]+ 3 1 25% [0-9.]+s -`,
 		}, ""},

@@ -120,9 +120,10 @@ engines say.
   kvatlas loads --model MODEL
   kvatlas loads --json
 
-A token is taken from $KVATLAS_TOKEN. REQUESTS, BLOCKS and PREFILL (in tokens) are of
-requests that were routed with a reservation. RUNNING, WAITING and CACHE (in use) are
-what the engine said, AGE ago. DELIVERED is how much of the tokens that were predicted
+A token is taken from $KVATLAS_TOKEN. Of requests that were routed with a reservation are
+REQUESTS (their number), BLOCKS (of the index, in use) and PREFILL TOKENS (still to do).
+RUNNING and WAITING (requests) and CACHE USED (of the engine's KV cache) are what the
+engine said, AGE (seconds) ago. DELIVERED is how much of the tokens that were predicted
 to be cached recent requests really had.
 
 `
@@ -134,7 +135,7 @@ func writeLoads(t *table, answer []byte, model string) error {
 	if err := json.Unmarshal(answer, &a); err != nil {
 		return err
 	}
-	t.row("MODEL", "POD", "RANK", "REQUESTS", "BLOCKS", "PREFILL", "RUNNING", "WAITING", "CACHE", "AGE", "DELIVERED")
+	t.row("MODEL", "POD", "RANK", "REQUESTS", "BLOCKS", "PREFILL TOKENS", "RUNNING", "WAITING", "CACHE USED", "AGE", "DELIVERED")
 	for _, m := range slices.Sorted(maps.Keys(a.Models)) {
 		if model != "" && m != model {
 			continue
