@@ -35,7 +35,7 @@ type scoreCall struct {
 
 const scoreUsage = `kvatlas score asks a server which pods hold the longest prefix of a prompt.
 
-  kvatlas score --model MODEL "a prompt"
+  kvatlas score --model MODEL "a prompt"             (or --prompt "a prompt")
   kvatlas score --model MODEL --prompt-file FILE     (- is standard input)
   kvatlas score [--model MODEL] --chat-file FILE     (a request to an engine, in JSON)
   kvatlas score --model MODEL --tokens 1,2,3
@@ -239,6 +239,7 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 	fs.DurationVar(&call.timeout, "timeout", 30*time.Second, "how long to wait for the answer")
 	fs.BoolVar(&call.json, "json", false, "write the server's JSON as it is")
 	fs.StringVar(&r.Model, "model", "", "the `model`'s name (required, unless --chat-file has it)")
+	fs.StringVar(&r.Prompt, "prompt", "", "the prompt, a `TEXT`; the same as the argument")
 	promptFile := fs.String("prompt-file", "", "read the prompt from `FILE`, - is standard input")
 	chatFile := fs.String("chat-file", "", "read the prompt from `FILE`, the JSON of a request to an engine (a chat completion, a completion, Anthropic's messages, OpenAI's responses) or an array of messages, - is standard input")
 	tokens := fs.String("tokens", "", "the prompt's token ids, a `LIST` with commas")
@@ -287,18 +288,18 @@ func (p *program) readScoreCall(args []string) (*scoreCall, error) {
 // readPrompt puts the prompt into r, in the one form in which it is given.
 func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[string]bool, file, chatFile, tokens, keys string) (err error) {
 	forms := len(words)
-	for _, name := range []string{"prompt-file", "chat-file", "tokens", "block-keys"} {
+	for _, name := range []string{"prompt", "prompt-file", "chat-file", "tokens", "block-keys"} {
 		if given[name] {
 			forms++
 		}
 	}
 	switch {
 	case forms == 0:
-		return errors.New("no prompt: give it as an argument, or as --prompt-file, --chat-file, --tokens or --block-keys")
+		return errors.New("no prompt: give it as an argument, or as --prompt, --prompt-file, --chat-file, --tokens or --block-keys")
 	case len(words) > 1:
 		return fmt.Errorf("%d arguments: put the prompt in quotes", len(words))
 	case forms > 1:
-		return errors.New("more than one prompt: give an argument, --prompt-file, --chat-file, --tokens or --block-keys")
+		return errors.New("more than one prompt: give an argument, --prompt, --prompt-file, --chat-file, --tokens or --block-keys")
 	case given["prompt-file"]:
 		b, err := p.readPromptFile("prompt-file", file)
 		r.Prompt = string(b)
@@ -314,9 +315,9 @@ func (p *program) readPrompt(r *client.ScoreRequest, words []string, given map[s
 		return err
 	case given["block-keys"]:
 		r.BlockKeys = cli.SplitList(keys)
-		return nil
+	case !given["prompt"]:
+		r.Prompt = words[0]
 	}
-	r.Prompt = words[0]
 	return nil
 }
 

@@ -45,6 +45,7 @@ func TestScoreCommand(t *testing.T) {
 	const table = "POD  SCORE  BLOCKS  TOKENS  TIERS\na:1  9      9       576     gpu 9\nb:1  1.6    2       128     cpu 2\n"
 	for name, got := range map[string]string{
 		"argument":   score("", prompt),
+		"flag":       score("", "--prompt", prompt),
 		"file":       score("", "--prompt-file", file),
 		"stdin":      score(prompt, "--prompt-file=-"),
 		"tokens":     score("", "--tokens", list),
@@ -132,6 +133,7 @@ func TestScoreErrors(t *testing.T) {
 		{"no prompt", []string{"--model=m"}, 2, "no prompt: give it as an argument"},
 		{"words", []string{"--model=m", "a", "b"}, 2, "2 arguments: put the prompt in quotes"},
 		{"two forms", []string{"--model=m", "a", "--tokens=1"}, 2, "more than one prompt"},
+		{"argument and flag", []string{"--model=m", "a", "--prompt=a"}, 2, "more than one prompt"},
 		{"token", []string{"--model=m", "--tokens=1,-2"}, 2, `--tokens: number 2, "-2", is no token id`},
 		{"large token", []string{"--model=m", "--tokens=4294967296"}, 2, "is no token id"},
 		{"no file", []string{"--model=m", "--prompt-file=/nowhere"}, 2, "--prompt-file: open /nowhere"},
