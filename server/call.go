@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -39,6 +40,7 @@ type call struct {
 	id    string // the request id
 
 	caller access.Caller
+	query  url.Values // of a GET of /v1
 
 	// For the log line.
 	model, degraded string
@@ -118,6 +120,10 @@ func (s *Server) serve(e apiRoute) http.HandlerFunc {
 			var cancel context.CancelFunc
 			c.ctx, cancel = bound.WithTimeout(c.ctx, s.cfg.Limits.RequestTimeout)
 			defer cancel()
+		}
+		if err := c.readQuery(); err != nil {
+			c.refuse(err)
+			return
 		}
 		if err := e.handle(c); err != nil {
 			c.refuse(err)

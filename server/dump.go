@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kvatlas/kvatlas/server/refusal"
@@ -60,44 +58,18 @@ func (c *call) allow() {
 
 func (c *call) patience() time.Time { return time.Now().Add(c.s.cfg.Limits.StreamStall) }
 
-// parameters reads the query: each of the names once at most, and no other.
-func (c *call) parameters(names ...string) (url.Values, error) {
-	q, err := url.ParseQuery(c.r.URL.RawQuery)
-	if err != nil {
-		return nil, refusal.Invalid("", "the query cannot be read: a %% or ; is not percent-encoded right")
-	}
-	for name, values := range q {
-		switch {
-		case !slices.Contains(names, name):
-			return nil, &refusal.Error{Status: http.StatusBadRequest, Code: refusal.CodeUnknownField, Param: refusal.Clip(name), Message: "there is no such parameter"}
-		case len(values) > 1:
-			return nil, refusal.Invalid(name, "%s is given twice", name)
-		case values[0] == "":
-			return nil, refusal.Invalid(name, "%s is empty", name)
-		}
-	}
-	return q, nil
-}
-
 // ndjson is the type of a dump.
 const ndjson = "application/x-ndjson"
 
 // dump is GET /v1/dump.
 func (c *call) dump() error {
-	q, err := c.parameters("model", "pod", "cursor", "limit")
+	pages, err := whole(c.query, "limit", 0, 1, 1<<31-1)
 	if err != nil {
 		return err
 	}
-	o := snapshot.Options{Model: q.Get("model"), Pod: q.Get("pod"), After: q.Get("cursor"), Patience: c.s.cfg.Limits.StreamStall / 2}
+	o := snapshot.Options{Model: c.query.Get("model"), Pod: c.query.Get("pod"), After: c.query.Get("cursor"), Pages: int(pages), Patience: c.s.cfg.Limits.StreamStall / 2}
 	if c.s.cfg.Shared != nil {
 		o.Logs = c.s.cfg.Shared.LogOffsets
-	}
-	if limit := q.Get("limit"); limit != "" {
-		n, err := strconv.ParseUint(limit, 10, 31)
-		if err != nil || n == 0 {
-			return refusal.Invalid("limit", "limit is %s, it must be a whole number of pages from 1 to %d", refusal.Clip(limit), 1<<31-1)
-		}
-		o.Pages = int(n)
 	}
 	if err := c.known(o.Model, o.Pod); err != nil {
 		return err
@@ -184,7 +156,7 @@ func (w *dumpWriter) Write(b []byte) (int, error) {
 
 // restore is POST /v1/restore.
 func (c *call) restore() error {
-	q, err := c.parameters("mode")
+	q, err := c.parameters([]string{"mode"})
 	if err != nil {
 		return err
 	}

@@ -29,8 +29,7 @@ func (c *call) listLoads() error {
 	if c.s.cfg.Router == nil {
 		return errNoRouter
 	}
-	query := c.r.URL.Query()
-	format := query.Get("format")
+	format := c.query.Get("format")
 	if format != "" && format != "json" && format != "prometheus" {
 		return refusal.Invalid("format", "format is not one of json, prometheus")
 	}
@@ -40,7 +39,7 @@ func (c *call) listLoads() error {
 	}
 	out := map[string][]loadAnswer{}
 	var ranks []telemetry.RankLoad
-	for _, model := range servedModels(reg, query.Get("model")) {
+	for _, model := range servedModels(reg, c.query.Get("model")) {
 		picture, err := c.s.cfg.Router.Loads(c.ctx, model)
 		if err != nil {
 			return err

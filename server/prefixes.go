@@ -3,13 +3,11 @@ package server
 import (
 	"errors"
 	"net/http"
-	"strconv"
 
 	"github.com/kvatlas/kvatlas/client"
 	"github.com/kvatlas/kvatlas/route"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/server/answer"
-	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -23,13 +21,9 @@ func (c *call) listPrefixes() error {
 	if c.s.cfg.Router == nil {
 		return errNoRouter
 	}
-	query, limit := c.r.URL.Query(), prefixesListed
-	if text := query.Get("limit"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > route.MaxPrefixes {
-			return refusal.Invalid("limit", "limit is %.20q, it must be a whole number from 1 to %d", text, route.MaxPrefixes)
-		}
-		limit = n
+	limit, err := whole(c.query, "limit", prefixesListed, 1, route.MaxPrefixes)
+	if err != nil {
+		return err
 	}
 	reg, away := c.s.cfg.Index.Registry(c.ctx)
 	if errors.Is(away, store.ErrUnavailable) {
@@ -37,13 +31,13 @@ func (c *call) listPrefixes() error {
 	} else if away != nil {
 		return away
 	}
-	models := servedModels(reg, query.Get("model"))
+	models := servedModels(reg, c.query.Get("model"))
 	if len(models) == 0 && away != nil {
 		return away // nothing is known, which is not to say that there is nothing
 	}
 	out := map[string]*client.ModelPrefixes{}
 	for _, model := range models {
-		all, err := c.s.cfg.Router.Prefixes(c.ctx, model, limit)
+		all, err := c.s.cfg.Router.Prefixes(c.ctx, model, int(limit))
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"net/url"
 	"strconv"
 
 	"github.com/go-chi/chi/v5"
@@ -50,39 +49,22 @@ func (c *call) relay() (r Relay, pod string, rank int, err error) {
 	return r, pod, int(n), nil
 }
 
-// whole reads a parameter that may be missing.
-func whole(q url.Values, name string, def, low, high uint64) (uint64, error) {
-	text := q.Get(name)
-	if text == "" {
-		return def, nil
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n < low || n > high {
-		return 0, refusal.Invalid(name, "%s is %s, it must be a whole number from %d to %d", name, refusal.Clip(text), low, high)
-	}
-	return n, nil
-}
-
 // recentEvents is GET /v1/ingest/{pod}/{rank}/events.
 func (c *call) recentEvents() error {
 	relay, pod, rank, err := c.relay()
 	if err != nil {
 		return err
 	}
-	q, err := c.parameters("from", "to")
+	from, err := whole(c.query, "from", 0, 0, math.MaxUint64)
 	if err != nil {
 		return err
 	}
-	from, err := whole(q, "from", 0, 0, math.MaxUint64)
-	if err != nil {
-		return err
-	}
-	to, err := whole(q, "to", math.MaxUint64, 0, math.MaxUint64)
+	to, err := whole(c.query, "to", math.MaxUint64, 0, math.MaxUint64)
 	if err != nil {
 		return err
 	}
 	recent, err := relay.Recent(pod, rank, from, to)
-	if !q.Has("from") {
+	if !c.query.Has("from") {
 		// All that is kept: what is kept goes on while we ask.
 		for range relayTries {
 			if !errors.Is(err, ingest.ErrTooOld) || recent.First > to {
@@ -193,11 +175,7 @@ func (c *call) heldBlocks() error {
 	if err != nil {
 		return err
 	}
-	q, err := c.parameters("cursor", "limit")
-	if err != nil {
-		return err
-	}
-	limit, err := whole(q, "limit", heldPage, 1, store.MaxPage)
+	limit, err := whole(c.query, "limit", heldPage, 1, store.MaxPage)
 	if err != nil {
 		return err
 	}
@@ -213,7 +191,7 @@ func (c *call) heldBlocks() error {
 		return err
 	}
 	model := blockkey.ModelOf(reg.Pods[at].Model)
-	held, err := relay.Held(c.ctx, pod, rank, q.Get("cursor"), int(limit))
+	held, err := relay.Held(c.ctx, pod, rank, c.query.Get("cursor"), int(limit))
 	if err != nil {
 		return err
 	}
