@@ -198,7 +198,7 @@ func (c *call) refuse(err error) {
 		c.s.cfg.Log.Error().Str("request_id", c.id).Str("route", c.route.pattern).Str("code", e.Code).Err(err).Msg("request failed")
 	}
 	if c.lingers {
-		c.deadline(c.due())
+		c.deadline(earlier(c.due(), time.Now().Add(refusedBody)))
 	}
 	e.SetHeader(c.w.Header())
 	c.out = e.AppendJSON(c.out[:0])
@@ -323,6 +323,19 @@ func (c *call) release() {
 	c.scan.Release(keepBytes)
 	*c = call{s: c.s, body: body[:0], out: out[:0], req: req, scan: c.scan, decoder: c.decoder}
 	c.s.calls.Put(c)
+}
+
+// refusedBody is how long the body of a refused request may take to come. net/http reads up to 256 KiB
+// of it before it sends the refusal, for clients that read nothing before they have sent all. Such a
+// connection goes on. Where the body is late the refusal goes out, and the connection ends.
+const refusedBody = 2 * time.Second
+
+// earlier returns the earlier one of two times.
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // due is when the request must have ended.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvatlas/kvatlas/internal/httploop"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/scorer"
@@ -156,6 +157,33 @@ func TestSlowBody(t *testing.T) {
 		end(first, http.StatusRequestTimeout, "body_timeout")
 		end(second, http.StatusRequestTimeout, "body_timeout")
 		end(refused, http.StatusUnsupportedMediaType, "unsupported_encoding")
+	}
+}
+
+// TestRefusedUnread refuses a request before its body has come. It has its answer, and its connection
+// ends, long before the request's time is over.
+func TestRefusedUnread(t *testing.T) {
+	s := newServer(t, openIndex(t), func(c *server.Config) { c.Limits.RequestTimeout = 10 * time.Minute })
+	plain := httptest.NewServer(s.Handler())
+	t.Cleanup(plain.Close)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	loop := httploop.New(&http.Server{Handler: s.Handler()}, server.IsShort) //nolint:gosec // timeouts are not what is tried
+	go func() { _ = loop.Serve(l) }()
+	t.Cleanup(func() { must.OK(t, loop.Close()) })
+	for name, at := range map[string]string{"net-http": plain.Listener.Addr().String(), "loop": l.Addr().String()} {
+		for _, header := range []string{"Content-Length: 100\r\n", "Content-Length: 100\r\nExpect: 100-continue\r\n", "Transfer-Encoding: chunked\r\n"} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				conn := must.Get(net.Dial("tcp", at))(t)
+				t.Cleanup(func() { _ = conn.Close() })
+				must.OK(t, conn.SetReadDeadline(time.Now().Add(5*time.Minute))) // half of what a request may take
+				fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n%s\r\n", header)
+				all, err := io.ReadAll(conn)
+				if err != nil || !strings.HasPrefix(string(all), "HTTP/1.1 415 ") || !strings.Contains(string(all), "\r\nConnection: close\r\n") {
+					t.Errorf("%q: %s %v", header, all, err)
+				}
+			})
+		}
 	}
 }
 
