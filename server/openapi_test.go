@@ -400,7 +400,10 @@ func TestDocumentHasTheCodes(t *testing.T) {
 		}
 	}
 	for name, s := range d.Components.Schemas {
-		for field := range s.Properties {
+		for field, f := range s.Properties {
+			if f.Ref == "#/components/schemas/Passed" {
+				continue // the page links to the list of fields that are skipped
+			}
 			if !strings.Contains(string(page), "`"+field+"`") && !strings.Contains(string(page), `"`+field+`"`) {
 				t.Errorf("docs/http-api.md does not name %s of %s", field, name)
 			}
