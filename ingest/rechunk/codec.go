@@ -7,8 +7,29 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// Where the entries of a record are among the parts of its hash. Tokens and kids
-// are those of the tail and of the branch.
+// Where the entries of a record are among the parts of its hash. Numbers are varints
+// (unsigned LEB128) or big endian.
+//
+//	0                         the record; where it is longer than 64 bytes, its first 64
+//	1-143, 144-287            tokens of the record's tail, and of its branch
+//	448-451                   of formHash: what the stream has shown of the engine (the form)
+//	480 and the tier          of a number in place of an engine's hash: a copy that its engine
+//	                          never tells the end of, numbered from 1 as they came: its hash,
+//	                          8 bytes, and its group, a byte
+//	488 and the tier          of agingHash: the number of the next such copy, that of the oldest,
+//	                          and up to which they are void, varints
+//	509                       of a block key: how many engine blocks hold the index block: era,
+//	                          and for each layer a count for each tier, varints, zeros at the
+//	                          end left out
+//	510                       of hash 0: the sequence, a varint, up to which the map has changed.
+//	                          It is the first entry of a batch to be written. Above the
+//	                          watermark a write has stopped halfway: the generation is over
+//	511                       of the hash of meta: the number of clears so far (the era), then for
+//	                          each tier, and each window tier, the era of its last clear,
+//	                          varints; what is missing is 0
+//	512-4095                  the rest of a record
+//	4096-32767, 32768-65535   branches (kids) of the tail, and of the branch: 8 hashes an entry,
+//	                          0 for none
 const (
 	partRecord = 0
 	partMeta   = 0x01ff
