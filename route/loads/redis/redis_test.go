@@ -292,3 +292,47 @@ func TestKeysOfAnotherType(t *testing.T) {
 		}
 	}
 }
+
+// TestFullServer gives the server no memory. Requests that run go on, renew their leases and end, and
+// what is booked can be read; nothing new is booked.
+func TestFullServer(t *testing.T) {
+	client, clock := redistest.Start(t).Client(), loadstest.NewClock()
+	s, ctx := newStore(t, client, "kva", clock), context.Background()
+	for _, id := range []string{"done", "put", "left"} {
+		c := request(id, "a")
+		for k := range blockkey.Key(6) {
+			c.Keys = append(c.Keys, k+1)
+		}
+		must.Get(s.Book(ctx, c))(t)
+	}
+	must.Get(s.BookPair(ctx, &loads.PairCall{Call: *request("pair", "a"), Prefill: request("pair", "b").Candidates, Options: []loads.Option{{Factor: 1}}}))(t)
+	must.OK(t, client.ConfigSet(ctx, "maxmemory", "1").Err())
+	if _, err := s.Book(ctx, request("new", "a")); !errors.Is(err, loads.ErrNoMemory) {
+		t.Errorf("a new request: %v", err)
+	}
+	clock.Advance(40 * time.Second)
+	shape := loads.Done{Cached: 10, Shape: loads.DefaultShape}
+	for _, id := range []string{"done", "pair"} {
+		if r, err := s.Done(ctx, "m", id, shape); err != nil || !r.First {
+			t.Errorf("%s is done: %+v, %v", id, r, err)
+		}
+	}
+	for _, tokens := range []int{1, 1000} { // the second one takes more blocks
+		if r, err := s.Output(ctx, "m", "put", tokens); err != nil || !r.First {
+			t.Errorf("put out %d: %+v, %v", tokens, r, err)
+		}
+	}
+	clock.Advance(40 * time.Second) // the lease of the third is over, those of the others have been renewed
+	p, err := s.Loads(ctx, "m")
+	if l := p.Loads[store.RankRef{Pod: "a"}]; err != nil || l.Requests != 3 || len(p.Loads) != 2 {
+		t.Errorf("%+v, %v", p.Loads, err)
+	}
+	for _, id := range []string{"done", "put", "pair"} {
+		if !isKnown(t, s, id) {
+			t.Errorf("%s has not ended", id)
+		}
+	}
+	if p, err := s.Loads(ctx, "m"); err != nil || p.Loads[store.RankRef{Pod: "a"}].Requests != 0 || p.Loads[store.RankRef{Pod: "a"}].Blocks != 0 {
+		t.Errorf("at the end: %+v, %v", p.Loads, err)
+	}
+}

@@ -22,7 +22,9 @@ for i = 4, #ARGV do
   end
   local from, to = 1, 0 -- the parts to leave: 1 is who decodes, or does all, 2 who prefills for it
   if what == 'overdue' then
-    if till > now then call('ZADD', LEASE, till, id .. PAD) -- renewed
+    if till > now then -- renewed
+      call('ZREM', LEASE, id .. PAD) -- without memory a server lets all through behind what frees
+      call('ZADD', LEASE, till, id .. PAD)
     else
       call('HDEL', RES, id)
       call('ZREM', LEASE, id .. PAD)
@@ -34,7 +36,11 @@ for i = 4, #ARGV do
       call('ZREM', LEASE, id .. PAD)
       to = 2
     else
-      call('HSET', RES, id, pack('<ddddc0', now + lease, 1, output, outblocks, string.sub(v, 33)))
+      local renewed = pack('<ddddc0', now + lease, 1, output, outblocks, string.sub(v, 33))
+      if type(redis.pcall('HSET', RES, id, renewed)) == 'table' then -- no memory: see above
+        call('HDEL', RES, '')
+        call('HSET', RES, id, renewed)
+      end
       from = pairLength > 0 and 2 or 1
       if prefilled ~= 1 then to = from end
     end
