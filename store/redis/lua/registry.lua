@@ -198,11 +198,21 @@ local function registered(pod)
   return good and type(reg) == 'table' and reg.name == pod
 end
 
--- lives returns the ids and generations in own and among the words of its copy, but no
--- id that is another pod's.
-local function lives(pod, words)
-  local all, list = redis.call('HVALS', own), {}
-  for i = 3, #words, 2 do all[#all + 1] = words[i] end
+-- held has the fields and values of own once heal has found that its copy says the same. A
+-- script has written both then, so the ids are the pod's.
+local held
+
+-- lives returns the ids and generations in own. Unless that is held, they are also those
+-- in the copy, but no id that is another pod's.
+local function lives(pod, copy)
+  local list = {}
+  for i = 2, held and #held or 0, 2 do list[#list + 1] = held[i] end
+  if held then return list end
+  local all, n = redis.call('HVALS', own), 0
+  for word in string.gmatch(copy or '', '%S+') do
+    n = n + 1
+    if n > 1 and n % 2 == 1 then all[#all + 1] = word end
+  end
   for i = 1, #all, 1000 do
     local part = {unpack(all, i, math.min(i + 999, #all))}
     for j, said in ipairs(redis.call('HMGET', gen, unpack(part))) do
@@ -213,18 +223,62 @@ local function lives(pod, words)
   return list
 end
 
--- retire ends the life of the pod that own belongs to. Among the values of own
--- are the generations of its ranks, which are ids of holders of this life too.
-local function retire(pod)
+-- finishAll ends all lives in own, and those in its copy if one is given. Among the values
+-- of own are the generations of its ranks, which are ids of holders of this life too.
+local function finishAll(pod, copy)
   freeing()
-  local ids, before = lives(pod, {}), ended()
+  local ids, before = lives(pod, copy), ended()
   finish(ids)
   forget(ids)
   ending(before)
   redis.call('UNLINK', own)
+end
+
+-- retire ends the life of the pod that own belongs to.
+local function retire(pod)
+  finishAll(pod)
   redis.call('HDEL', gen, '@' .. pod)
   redis.call('HDEL', pods, pod)
   redis.call('ZREM', live, pod)
+end
+
+-- compare returns the word born of a copy that has the same fields and values as own, or nil.
+local function compare(copy, all)
+  local first, rest = string.match(copy or '', '^(%d+) (.*)$')
+  if not first or number(first) < 0 then return nil end
+  if rest == table.concat(all, ' ') then return first end
+  -- A big hash is in another order while it grows, and when a server has loaded it.
+  local left, length = {}, #first
+  for i = 1, #all, 2 do left[all[i]] = all[i + 1] end
+  for field, value in string.gmatch(rest, '(%S+) (%S+)') do
+    if left[field] ~= value then return nil end
+    left[field] = nil
+    length = length + 2 + #field + #value
+  end
+  return not next(left) and length == #copy and first or nil
+end
+
+-- restore makes own again of its copy. It returns the copy's word born, or nil if a script
+-- has not written it like this.
+local function restore(pod, copy)
+  local words = {}
+  for w in string.gmatch(copy or '', '%S+') do words[#words + 1] = w end
+  if #words % 2 == 0 or number(words[1]) < 0 or table.concat(words, ' ') ~= copy then return nil end
+  for i = 2, #words, 2 do
+    local rank, tier = string.match(words[i], '^(%d+)/(.*)$')
+    if tier ~= 'reuse' and number(words[i + 1]) <= 0 then return nil end
+    if tier and tier ~= 'reuse' then
+      -- Each id must be that of its holder, or blocks would be written under another's.
+      local said = redis.call('HGET', gen, words[i + 1]) or ''
+      local t, r, whose = string.match(said, '^(%S+) (%S+) %S+ %S+ (.*)$')
+      if t ~= tier or r ~= rank or whose ~= pod then return nil end
+    end
+  end
+  for i = 2, #words, 1000 do
+    freeing()
+    redis.call('HSET', own, unpack(words, i, math.min(i + 999, #words)))
+  end
+  return words[1]
 end
 
 -- heal is called before own is used. Any key may have been evicted, or deleted:
@@ -238,47 +292,22 @@ end
 --
 -- It returns true when readers have to know.
 local function heal(pod)
-  local copy = redis.call('HGET', gen, '@' .. pod)
-  local there = redis.call('HLEN', own) > 0
-  local words = {}
-  for w in string.gmatch(copy or '', '%S+') do words[#words + 1] = w end
-  local whole = #words % 2 == 1 and number(words[1]) >= 0 and table.concat(words, ' ') == copy
-  for i = 2, #words - 1, 2 do
-    whole = whole and (number(words[i + 1]) > 0 or string.find(words[i], '/reuse', 1, true))
+  local copy, all = redis.call('HGET', gen, '@' .. pod), redis.call('HGETALL', own)
+  local whole
+  if #all > 0 then
+    whole = compare(copy, all)
+    held = whole and all
+  else
+    whole = restore(pod, copy)
   end
-  for i = 2, there and 0 or #words - 1, 2 do
-    -- Each id must be that of its holder, or blocks would be written under another's.
-    local rank, tier = string.match(words[i], '^(%d+)/(.*)$')
-    if whole and tier and tier ~= 'reuse' then
-      local said = redis.call('HGET', gen, words[i + 1]) or ''
-      local t, r, whose = string.match(said, '^(%S+) (%S+) %S+ %S+ (.*)$')
-      whole = t == tier and r == rank and whose == pod
-    end
-  end
-  if whole then born = words[1] end
-  if whole and not there then
-    for i = 2, #words - 1, 1000 do
-      freeing()
-      redis.call('HSET', own, unpack(words, i, math.min(i + 999, #words)))
-    end
-  elseif whole then
-    local all, same = redis.call('HGETALL', own), {}
-    for i = 2, #words, 2 do same[words[i]] = words[i + 1] end
-    whole = #all == #words - 1
-    for i = 1, #all, 2 do whole = whole and same[all[i]] == all[i + 1] end
-  end
+  born = whole or born
   if not registered(pod) then
-    if not copy and not there then return false end
+    if not copy and #all == 0 then return false end
     retire(pod)
     return true
   end
   if whole then return false end
-  freeing()
-  local ids, before = lives(pod, words), ended()
-  finish(ids)
-  forget(ids)
-  ending(before)
-  redis.call('UNLINK', own)
+  finishAll(pod, copy)
   keep(pod)
   return true
 end
