@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	_ "embed"
+	"encoding/binary"
 	"strconv"
 	"testing"
 	"time"
@@ -49,13 +50,12 @@ type Cache struct{ *process }
 
 // Question is a request that has come and of which nothing is computed yet.
 type Question struct {
-	Tokens     []uint32
+	Tokens     []uint32 `json:"-"`
 	LoRA, Salt string
 	// Held is how many leading tokens the cache has, Whole the most of them, in whole index
-	// blocks, behind which it can go on. Reused is how many it would reuse: at least the
-	// last token is computed always. FirstGroup is what its first group has alone.
-	Held, Whole, Reused int
-	FirstGroup          int `json:"first_group"`
+	// blocks, behind which it can go on. FirstGroup is what its first group has alone.
+	Held, Whole int
+	FirstGroup  int `json:"first_group"`
 	// Doubted are the first tokens of blocks of Whole that have a doubtful copy. The event
 	// that told of the copy may as well have been a report.
 	Doubted []int
@@ -92,9 +92,15 @@ func StartCache(tb testing.TB, o CacheOptions) *Cache {
 // Next plays on to the next request.
 func (c *Cache) Next() Question {
 	c.tb.Helper()
-	var q Question
-	c.ask(map[string]any{"op": "next"}, time.Minute, &q)
-	return q
+	var r struct {
+		Question
+		Packed []byte `json:"tokens"` // 32 bits each, the lowest byte first
+	}
+	c.ask(map[string]any{"op": "next"}, time.Minute, &r)
+	for at := 0; at+4 <= len(r.Packed); at += 4 {
+		r.Tokens = append(r.Tokens, binary.LittleEndian.Uint32(r.Packed[at:]))
+	}
+	return r.Question
 }
 
 // History returns what was published of the blocks of the last request's prompt. It has a

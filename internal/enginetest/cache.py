@@ -5,7 +5,7 @@
 Each line of stdin is a command in JSON, answered by a line of JSON:
 
   {"op": "next"}       play on to the next request, and say what the cache has of it before it begins:
-                       {"tokens": [...], "lora": "", "salt": "", "held": 64, "whole": 64, "reused": 48, "first_group": 64,
+                       {"tokens": "<base64 of 32 bits each>", "lora": "", "salt": "", "held": 64, "whole": 64, "first_group": 64,
                         "doubted": [], "published": 12}
   {"op": "history"}    what was published of the blocks of that request, as lines of text
 """
@@ -199,6 +199,7 @@ def main():
     ap.add_argument("--short-chunks", action="store_true")
     o = ap.parse_args()
     logging.disable(logging.CRITICAL)
+    gc.set_threshold(200_000, 10, 100)  # what is published is kept: by default a third of the time goes into looking at it again
     rng = random.Random(o.seed)
     cache = VLLM(o) if o.engine == "vllm" else SGLang(o)
     pub = publisher(cache.events, o.endpoint, o.replay, "kv", 0, 10_000, 100_000)
@@ -224,7 +225,8 @@ def main():
                 publish()  # else the next step's events come with these, as of a step with several requests
         p, r = engine.arrive()
         publish()
-        print(json.dumps({"tokens": p.tokens, "lora": p.lora, "salt": p.salt, "report": p.report, **cache.found(r), "published": published}), flush=True)
+        tokens = base64.b64encode(array.array("I", p.tokens).tobytes()).decode()
+        print(json.dumps({"tokens": tokens, "lora": p.lora, "salt": p.salt, **cache.found(r), "published": published}), flush=True)
 
 
 main()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,25 +152,34 @@ func number(t *testing.T, variable string, or uint64) uint64 {
 // request what is credited. It must be what the engine's own cache finds, in whole index
 // blocks. It may be less for the sake of copies that nothing tells from reports.
 func TestCaches(t *testing.T) {
-	seed := number(t, seedVariable, uint64(rand.Uint32()))
+	seed, requests := number(t, seedVariable, uint64(rand.Uint32())), int(number(t, requestsVariable, defaultRequests))
+	// A setup waits for its cache, and that for the next question: two of them keep a core busy.
+	slots := make(chan struct{}, 2*runtime.GOMAXPROCS(0))
+	var all sync.WaitGroup
+	defer all.Wait()
 	for _, s := range setups {
-		requests := int(number(t, requestsVariable, defaultRequests))
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			s.cache.Seed, s.cache.IndexBlock = seed, s.indexBlock
-			short := compare(t, s, requests)
-			if short > 0 && s.doubted == 0 && s.cache.ShortChunks {
-				// Of two requests that compute one prompt, one may tell all of its blocks from the root while the
-				// other goes on behind them, in one message: byte for byte what a report and its request are. In
-				// some 25 runs of 5,000 requests that happens once.
-				t.Logf("%d requests are credited with too little, perhaps as a copy was taken for a report: again with another seed", short)
-				s.cache.Seed++
-				short = compare(t, s, requests)
-			}
-			if most := s.doubted * float64(requests); requests >= 1000 && float64(short) > most {
-				t.Errorf("%d requests are credited with too little for doubted copies, at most %v may be", short, most)
-			}
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			t.Run(s.name, func(t *testing.T) { checkSetup(t, s, seed, requests) })
 		})
+	}
+}
+
+// checkSetup runs a setup, and holds what is credited with too little against what may be.
+func checkSetup(t *testing.T, s setup, seed uint64, requests int) {
+	s.cache.Seed, s.cache.IndexBlock = seed, s.indexBlock
+	short := compare(t, s, requests)
+	if short > 0 && s.doubted == 0 && s.cache.ShortChunks {
+		// Of two requests that compute one prompt, one may tell all of its blocks from the root while the
+		// other goes on behind them, in one message: byte for byte what a report and its request are. In
+		// some 25 runs of 5,000 requests that happens once.
+		t.Logf("%d requests are credited with too little, perhaps as a copy was taken for a report: again with another seed", short)
+		s.cache.Seed++
+		short = compare(t, s, requests)
+	}
+	if most := s.doubted * float64(requests); requests >= 1000 && float64(short) > most {
+		t.Errorf("%d requests are credited with too little for doubted copies, at most %v may be", short, most)
 	}
 }
 

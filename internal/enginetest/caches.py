@@ -49,6 +49,7 @@ class VLLM:
         manager = importlib.import_module("vllm.v1.core.kv_cache_manager")
         self.spec = importlib.import_module("vllm.v1.kv_cache_interface")
         self.requests = importlib.import_module("vllm.v1.request")
+        self.request_more = {"eos_token_id": None} if "eos_token_id" in inspect.signature(self.requests.Request.__init__).parameters else {}
         sha256 = vllm_modules()["vllm.utils"]["sha256"]
         utils.init_none_hash(sha256)
         self.external = utils.maybe_convert_block_hash
@@ -105,10 +106,7 @@ class VLLM:
             request_id=str(p.number), prompt_token_ids=list(p.tokens), sampling_params=sampling, pooling_params=None, lora_request=lora,
             cache_salt=p.salt or None, block_hasher=self.hasher,
         )
-        params = inspect.signature(self.requests.Request.__init__).parameters
-        if "eos_token_id" in params:
-            kw["eos_token_id"] = None
-        return self.requests.Request(**kw)
+        return self.requests.Request(**kw, **self.request_more)
 
     def longest(self, r, limit):
         """The tokens that a request may reuse, of the first limit."""
@@ -127,7 +125,7 @@ class VLLM:
         while self.longest(r, whole) != whole:
             whole -= self.index_block
         doubted = [i * self.block_size for i in range(whole // self.block_size) if self.copies.doubts and self.copies.doubted(self.external(r.block_hashes[i]), i, whole // self.block_size)]
-        return dict(held=held, whole=whole, reused=self.longest(r, r.num_tokens - 1), first_group=first * self.block_size, doubted=doubted)
+        return dict(held=held, whole=whole, first_group=first * self.block_size, doubted=doubted)
 
     def step(self):
         """Each chunk is a step of its own."""
@@ -336,7 +334,7 @@ class SGLang:
 
     def found(self, r):
         held = self.match(r, len(r.all))[0]
-        return dict(held=held, whole=held // self.index_block * self.index_block, reused=self.match(r, len(r.all) - 1)[0], first_group=held, doubted=[])
+        return dict(held=held, whole=held // self.index_block * self.index_block, first_group=held, doubted=[])
 
     def begin(self, r, n):
         r.shared, r.node = self.match(r, len(r.all) - 1)

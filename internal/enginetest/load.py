@@ -2,7 +2,7 @@
 
 The scripts beside this one begin with it.
 """
-import argparse, array, dataclasses, hashlib, importlib, importlib.abc, importlib.machinery, inspect, itertools, json, logging, os, pickle, queue, random, sys, threading, time, types
+import argparse, array, base64, dataclasses, gc, hashlib, importlib, importlib.abc, importlib.machinery, inspect, itertools, json, logging, os, pickle, queue, random, sys, threading, time, types
 
 import msgspec
 import zmq
@@ -14,7 +14,9 @@ class Any_(type):
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Any_(name, (), {})
+        made = Any_(name, (), {})
+        setattr(cls, name, made)  # as in StandIn
+        return made
 
     def __or__(cls, other):
         return cls

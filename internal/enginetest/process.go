@@ -6,7 +6,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -135,13 +134,6 @@ func (p *process) answer(within time.Duration, into any) {
 		_ = p.cmd.Process.Kill()
 		<-ch
 		r.err = fmt.Errorf("no answer within %v", within)
-	}
-	var failed struct{ Error string }
-	if r.err == nil {
-		r.err = json.Unmarshal(r.line, &failed)
-	}
-	if r.err == nil && failed.Error != "" {
-		r.err = errors.New(failed.Error)
 	}
 	if r.err == nil && into != nil {
 		r.err = json.Unmarshal(r.line, into)
