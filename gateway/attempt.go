@@ -64,7 +64,7 @@ func (x *exchange) mayRepeat(err error) bool {
 	if x.of != apiOther {
 		return true
 	}
-	return err != nil && isConnectFailure(err) && (x.streamed == nil || !x.streamed.read.Load())
+	return err != nil && isConnectFailure(err) && !x.client.read.Load()
 }
 
 // try sends a request to the place that is chosen, and returns when the first byte of the
@@ -153,8 +153,8 @@ func (a *attempt) fill(out *http.Request) {
 		body := x.body
 		out.GetBody = func() (io.ReadCloser, error) { return newKept(body), nil }
 		out.Body = newKept(body)
-	case x.streamed != nil:
-		out.Body = x.streamed
+	case x.streamed:
+		out.Body = &x.client
 	}
 }
 
@@ -178,7 +178,7 @@ func (a *attempt) fail(err error) error {
 		if cause := context.Cause(a.work.ctx); cause != nil {
 			err = cause
 		}
-		if !errors.Is(err, errEjected) {
+		if _, ofClient := errors.AsType[*refusal](err); !ofClient && !errors.Is(err, errEjected) {
 			x.g.pods.failed(a.pod, err)
 		}
 	}

@@ -11,7 +11,6 @@ type phase int64
 
 const (
 	phaseNone   phase = iota
-	phaseBody         // the client's body
 	phaseRoute        // the router
 	phaseHeader       // the header of the answer
 	phaseFirst        // the first byte of its body
@@ -48,17 +47,18 @@ func (g *Gateway) endOverdue() {
 		if at := x.due.Load(); at != 0 && at < now && x.due.CompareAndSwap(at, 0) {
 			x.expire(phase(at & (1<<phaseBits - 1)))
 		}
+		if at := x.client.due.Load(); at != 0 && at < now && x.client.due.CompareAndSwap(at, 0) {
+			setReadDeadline(x.w, past)
+		}
 	}
 }
 
 // expire ends what the exchange waits for. It is called by the goroutine that watches, while
 // the exchange cannot end.
 func (x *exchange) expire(p phase) {
-	past := time.Unix(1, 0)
 	switch p {
-	case phaseBody:
-		_ = http.NewResponseController(x.w).SetReadDeadline(past) // recorders of tests have none
 	case phaseClient:
+		setReadDeadline(x.w, past) // before the answer's header the server reads what is left of the body
 		_ = http.NewResponseController(x.w).SetWriteDeadline(past)
 	case phaseRoute:
 		x.giveUp(errRouteTime)
@@ -70,6 +70,14 @@ func (x *exchange) expire(p phase) {
 		x.giveUp(errIdle)
 	case phaseNone:
 	}
+}
+
+// past ends what waits for a connection.
+var past = time.Unix(1, 0)
+
+// setReadDeadline bounds how long anything waits for the client to send.
+func setReadDeadline(w http.ResponseWriter, at time.Time) {
+	_ = http.NewResponseController(w).SetReadDeadline(at) // recorders of tests have none
 }
 
 // giveUp ends the work for the exchange that goes on now.

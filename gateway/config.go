@@ -48,6 +48,11 @@ const (
 	bodyStall = 30 * time.Second
 )
 
+// RestWait is how long the server waits, when a request has been answered, for the rest of a body
+// that did not come whole. net/http reads up to 256 KiB of it, so that the connection can be used
+// again, and has no bound for that.
+const RestWait = time.Second
+
 // Router chooses where requests go, and is told what becomes of them. *route.Router is one.
 type Router interface {
 	Route(ctx context.Context, q route.Request) (*route.Decision, error)
@@ -124,7 +129,8 @@ type Observer struct {
 
 // Served is what became of a request.
 type Served struct {
-	// RequestID is the client's X-Request-Id.
+	// RequestID is the client's X-Request-Id of up to 128 bytes, or else the name of the reservation;
+	// empty if there is neither.
 	RequestID    string
 	Method, Path string
 	// Model is what the request's model means; empty if none was found.

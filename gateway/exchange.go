@@ -6,12 +6,12 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/route"
+	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/route/notes"
 	"github.com/kvatlas/kvatlas/scorer"
 	"github.com/kvatlas/kvatlas/store"
@@ -41,8 +41,9 @@ type exchange struct {
 	stream  bool // the client asks for a stream
 	asks    bool // the engine is asked for a usage that the client did not ask for
 
+	client   clientBody
+	streamed bool   // the client's body is passed on as it comes
 	body     []byte // nil when it is not kept
-	streamed *once  // the client's own body, if it is not read before
 	hosted   int64  // of Gateway.buffered
 
 	place     *place
@@ -50,25 +51,15 @@ type exchange struct {
 	fallbacks []store.RankRef
 	tried     []string // that have given no answer
 
-	booking atomic.Pointer[booking] // nil without a reservation; Gateway.look reads it
-	first   time.Time               // when the first byte of the answer came
+	reservation string                  // the last one
+	booking     atomic.Pointer[booking] // nil without a reservation; Gateway.look reads it
+	first       time.Time               // when the first byte of the answer came
 
 	predicted, tokens, delivered int
 	routed                       time.Duration
 	status                       int
 	isStream, cut                bool
 }
-
-var (
-	errOverloaded = errors.New("gateway: as many requests run as may")
-	errTooLarge   = errors.New("gateway: the body is too long")
-	errMethod     = errors.New("gateway: the method is not one of those that are passed on")
-	errBodyStall  = errors.New("gateway: the body did not come in time")
-	errUnsalted   = errors.New("gateway: the client has a cache salt, and this request no place for it")
-	errOfOthers   = errors.New("gateway: the client has a cache salt, and this page may show requests of others")
-	errSalt       = errors.New("gateway: the client has a cache salt, and the body is no JSON object with one of its own at the most")
-	errBody       = errors.New("gateway: the body ended early, or its transfer encoding is broken")
-)
 
 // begin begins the work for the exchange.
 func (x *exchange) begin() {
@@ -98,9 +89,7 @@ func (x *exchange) prepare(r *http.Request) error {
 		}
 	}
 	if x.of == apiOther {
-		if r.Body != nil && r.Body != http.NoBody {
-			x.streamed = &once{ReadCloser: http.MaxBytesReader(x.w, r.Body, g.c.MaxBody), left: r.ContentLength}
-		}
+		x.streamed = r.ContentLength != 0
 		return x.chooseAlone("unread", nil)
 	}
 	if err := x.readBody(r); err != nil {
@@ -139,37 +128,27 @@ func (x *exchange) prepare(r *http.Request) error {
 
 // readBody reads the whole body, which then counts among those that are kept.
 func (x *exchange) readBody(r *http.Request) error {
-	g, limit := x.g, x.g.c.MaxBody
+	g := x.g
 	buf := make([]byte, 0, min(max(r.ContentLength, 511), 1<<20)+1)
 	for {
-		x.await(phaseBody, bodyStall)
 		if len(buf) == cap(buf) {
-			next := make([]byte, len(buf), min(2*cap(buf), int(limit)+1))
+			next := make([]byte, len(buf), min(2*cap(buf), int(g.c.MaxBody)+1))
 			copy(next, buf)
 			buf = next
 		}
-		n, err := r.Body.Read(buf[len(buf):cap(buf)])
+		n, err := x.client.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		if int64(len(buf)) > limit {
-			return errTooLarge
-		}
 		if g.buffered.Add(int64(n)) > g.c.MaxBuffered {
 			g.buffered.Add(-int64(n))
 			return errOverloaded
 		}
 		x.hosted += int64(n)
 		switch {
-		case err == nil:
 		case errors.Is(err, io.EOF):
 			x.body = buf
-			x.awaitNothing()
 			return nil
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return errBodyStall
-		case x.ctx.Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
-			return context.Canceled
-		default:
-			return errBody
+		case err != nil:
+			return err
 		}
 	}
 }
@@ -184,6 +163,7 @@ func (x *exchange) dropBody() {
 // decided takes over what the router has decided.
 func (x *exchange) decided(d *route.Decision) {
 	if d.Reservation != "" {
+		x.reservation = d.Reservation
 		x.booking.Store(x.g.reports.book(x.model, d.Reservation, d.Lease))
 	}
 	x.predicted, x.tokens = -1, -1
@@ -258,7 +238,7 @@ func (x *exchange) finish() {
 	x.release(x.delivered)
 	x.dropBody()
 	s := Served{
-		RequestID: x.id, Method: x.method, Path: x.path, Model: x.model, Status: x.status, Attempts: len(x.tried), Stream: x.isStream, Cut: x.cut,
+		RequestID: x.requestID(), Method: x.method, Path: x.path, Model: x.model, Status: x.status, Attempts: len(x.tried), Stream: x.isStream, Cut: x.cut,
 		Prompt: x.tokens, Predicted: x.predicted, Delivered: x.delivered, Routed: x.routed, Took: g.c.Now().Sub(x.began),
 	}
 	if x.place != nil {
@@ -269,6 +249,15 @@ func (x *exchange) finish() {
 		s.First = x.first.Sub(x.began)
 	}
 	g.c.Observer.Served(&s)
+}
+
+// requestID is what the request is called in a log line: by the client if it has a short name for it, else
+// by the router.
+func (x *exchange) requestID() string {
+	if loads.CheckID(x.id) == nil {
+		return x.id
+	}
+	return x.reservation
 }
 
 // look tells the router of the answers that have gone on, and renews leases.
@@ -283,31 +272,3 @@ func (g *Gateway) look() {
 	}
 	g.reports.retry()
 }
-
-// once is a client's body that is passed on as it comes. It stays open until its request has
-// an answer, so that a request of which nothing was sent can go to another pod.
-//
-// It is not read beyond its length. A transport reads on there to find the end, beside the
-// answer. The server has closed the body by then, and for that error the transport would cut
-// the answer of an engine that was quick.
-type once struct {
-	io.ReadCloser
-	left int64 // bytes that are to come, negative if that is not known; of the transport's goroutine
-	read atomic.Bool
-}
-
-// Read implements io.Reader.
-func (o *once) Read(p []byte) (int, error) {
-	o.read.Store(true)
-	if o.left == 0 {
-		return 0, io.EOF
-	}
-	n, err := o.ReadCloser.Read(p)
-	if o.left > 0 {
-		o.left = max(0, o.left-int64(n))
-	}
-	return n, err
-}
-
-// Close implements io.Closer; the server closes the body itself.
-func (o *once) Close() error { return nil }

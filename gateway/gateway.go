@@ -116,11 +116,18 @@ func (g *Gateway) Stats() Stats {
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 		g.health(w)
+		boundRest(w, r)
 		return
 	}
 	x := &exchange{g: g, w: w, ctx: r.Context(), began: g.c.Now(), predicted: -1, tokens: -1, delivered: -1}
+	x.client.open(x, r)
 	x.id, x.method, x.path = r.Header.Get(headerRequest), r.Method, r.URL.Path
-	defer x.finish()
+	defer func() {
+		if !x.client.whole.Load() {
+			boundRest(w, r)
+		}
+		x.finish()
+	}()
 	if g.running.count.Add(1) > int64(g.c.MaxRequests) {
 		x.refuse(w, errOverloaded)
 		return
@@ -142,6 +149,13 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.from, x.header = r.URL, r.Header
 	g.proxy.ServeHTTP(&stallWriter{w, x}, r.WithContext(x.work.Load().ctx))
+}
+
+// boundRest bounds how long the server waits for what a handler has left of a request's body.
+func boundRest(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		setReadDeadline(w, time.Now().Add(RestWait))
+	}
 }
 
 type exchangeKey struct{}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -268,7 +269,20 @@ func TestClientsThatStall(t *testing.T) {
 	var later atomic.Int64
 	gone := make(chan struct{})
 	address := fake(t, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
+		if r.URL.Path == "/early" {
+			c, rw, err := http.NewResponseController(w).Hijack() // a server of Go's would read the body first
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_, _ = rw.WriteString("HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
+			_ = rw.Flush()
+			return
+		}
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			return
+		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		for chunk := bytes.Repeat([]byte("data: {}\n\n"), 1000); ; {
 			if _, err := w.Write(chunk); err != nil {
@@ -285,6 +299,8 @@ func TestClientsThatStall(t *testing.T) {
 		what, text string
 		status     int
 	}{
+		{"rest of a body that the engine does not want", "POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", http.StatusNotFound},
+		{"body that is passed on", "POST /v1/audio HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", http.StatusRequestTimeout},
 		{"body", "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", http.StatusRequestTimeout},
 		{"answer", fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(chat(2, `,"stream":true`)), chat(2, `,"stream":true`)), http.StatusOK},
 	} {
@@ -304,7 +320,7 @@ func TestClientsThatStall(t *testing.T) {
 			t.Errorf("%s: %+v", x.what, s)
 		}
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil || resp.StatusCode != x.status {
+		if x.status != http.StatusNotFound && (err != nil || resp.StatusCode != x.status) {
 			t.Errorf("%s: the client sees %+v, %v", x.what, resp, err)
 		}
 		_ = c.Close()
@@ -314,4 +330,55 @@ func TestClientsThatStall(t *testing.T) {
 	}
 	<-gone
 	f.idle()
+}
+
+// A request that is answered while its body has not come whole ends its connection: the server
+// waits for the rest only for a moment.
+func TestRestOfABody(t *testing.T) {
+	release, here := make(chan struct{}), make(chan struct{})
+	f := newFleet(t, gateway.Config{MaxBody: 4096, MaxBuffered: 4096, MaxRequests: 1}, fake(t, func(http.ResponseWriter, *http.Request) {
+		close(here)
+		<-release
+	}))
+	send := func(what, line string, length, status int) {
+		t.Helper()
+		c := must.Get(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))(t)
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(time.Minute)) // a failure, not a bound
+		must.Get(fmt.Fprintf(c, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{", line, length))(t)
+		r := bufio.NewReader(c)
+		resp := must.Get(http.ReadResponse(r, nil))(t)
+		must.Get(io.Copy(io.Discard, resp.Body))(t)
+		must.OK(t, resp.Body.Close())
+		if _, err := r.ReadByte(); resp.StatusCode != status || !errors.Is(err, io.EOF) {
+			t.Errorf("%s: status %d, and then %v", what, resp.StatusCode, err)
+		}
+	}
+	send("too long a body", "POST /v1/completions", 5000, http.StatusRequestEntityTooLarge)
+	send("health", "GET /health", 10, http.StatusOK)
+	done := make(chan reply)
+	go func() { done <- f.post("/v1/completions", `{"model":"sim/model","prompt":"x"}`) }()
+	<-here
+	send("too many requests", "POST /v1/completions", 10, http.StatusServiceUnavailable)
+	close(release)
+	<-done
+}
+
+// What is wrong with a client's body is no fault of the engine that it was to go to.
+func TestWrongBodiesEjectNoEngine(t *testing.T) {
+	f := newFleet(t, gateway.Config{MaxBody: 4096}, echo(t))
+	const head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+	for text, status := range map[string]int{
+		fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", 5000, strings.Repeat("x", 5000)): http.StatusRequestEntityTooLarge, "1\r\nx\r\nzz\r\n": http.StatusBadRequest,
+	} {
+		for range 4 { // three in a row that are not answered eject an engine
+			if r := f.raw(t, head+text, "POST"); r[0].status != status {
+				t.Errorf("%.20q: %+v", text, r)
+			}
+			f.last()
+		}
+	}
+	if n := f.g.Stats().Ejected; n != 0 {
+		t.Errorf("%d engines are ejected", n)
+	}
 }

@@ -26,9 +26,6 @@ type place struct {
 // heard of.
 const nameWait = 50 * time.Millisecond
 
-// errNoPods says that there is nowhere to send a request to.
-var errNoPods = errors.New("gateway: no pod serves this")
-
 // meaning is what the name of a model in a request means.
 func (g *Gateway) meaning(ctx context.Context, name string) (store.Reading, bool) {
 	if r, known := g.c.Index.Cached().Read(name); known {
@@ -170,8 +167,7 @@ func (x *exchange) chooseAlone(why string, because error) error {
 		best = x.leastBusy(reg)
 	}
 	if best < 0 {
-		because = cmp.Or(because, errNoPods)
-		return because
+		return cmp.Or[error](because, errNoPods)
 	}
 	x.predicted, x.tokens = -1, -1
 	var err error

@@ -14,54 +14,59 @@ import (
 // StatusGone is the Status of a Served for a client that left before its answer began.
 const StatusGone = 499
 
-// refusal is an answer of the gateway itself.
+// refusal is an answer of the gateway itself, and the error that is answered with it.
 type refusal struct {
-	status     int
-	kind, code string
-	message    string
-	retry      int // seconds; 0 says nothing
+	status              int
+	kind, code, message string
+	retry               int // seconds; 0 says nothing
 }
 
-// refusalOf returns the answer that a client gets for an error. What the error itself says stays here.
-func refusalOf(err error) refusal {
-	if e, ok := errors.AsType[*fieldError](err); ok {
-		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, so leave out " + e.name + ": " + e.why, 0}
+// Error implements error.
+func (r *refusal) Error() string { return "gateway: " + r.message }
+
+// The kinds of refusals, in the words of OpenAI and Anthropic.
+const (
+	ofRequest  = "invalid_request_error"
+	ofOverload = "overloaded_error"
+	ofService  = "api_error"
+)
+
+// What is refused. Those of a status below 500 are the client's fault, and no engine's.
+var (
+	errTooLarge    = &refusal{http.StatusRequestEntityTooLarge, ofRequest, "body_too_large", "the body is longer than the gateway takes", 0}
+	errMethod      = &refusal{http.StatusMethodNotAllowed, ofRequest, "method_not_allowed", "the gateway opens no tunnels, and speaks HTTP/2 with TLS only", 0}
+	errBodyStall   = &refusal{http.StatusRequestTimeout, ofRequest, "body_timeout", "the body did not come in time", 0}
+	errBody        = &refusal{http.StatusBadRequest, ofRequest, "invalid_body", "the body ended early, or its transfer encoding is broken", 0}
+	errSalt        = &refusal{http.StatusBadRequest, ofRequest, "invalid_body", "the body is no JSON object, or has more than one cache_salt, which your credentials bring", 0}
+	errUnsalted    = &refusal{http.StatusForbidden, ofRequest, "forbidden", "your credentials bring a cache salt, and engines take none with this request", 0}
+	errOfOthers    = &refusal{http.StatusForbidden, ofRequest, "forbidden", "your credentials bring a cache salt, and this page may show requests of others", 0}
+	errOverloaded  = &refusal{http.StatusServiceUnavailable, ofOverload, "overloaded", "the gateway has as many requests as it takes", 1}
+	errPodsBusy    = &refusal{http.StatusServiceUnavailable, ofOverload, "pods_busy", "every engine that may take the request is at its limits", 1}
+	errNoPods      = &refusal{http.StatusServiceUnavailable, ofService, "no_pod", "no engine is known that serves this; kvatlas pods lists those that are, and the gateway's log says why one is missing", 1}
+	errEngineTime  = &refusal{http.StatusGatewayTimeout, ofService, "engine_timeout", "the engine did not answer in time", 0}
+	errUnavailable = &refusal{http.StatusBadGateway, ofService, "engine_unavailable", "no engine has answered", 1}
+)
+
+// forbidden refuses a field, or a header, that a client with a salt may not use.
+func forbidden(name, why string) error {
+	return &refusal{http.StatusForbidden, ofRequest, "forbidden", "your credentials bring a cache salt, so leave out " + name + ": " + why, 0}
+}
+
+// refusalOf returns the answer that a client gets for an error. What an error of others says stays here.
+func refusalOf(err error) *refusal {
+	if r, ok := errors.AsType[*refusal](err); ok {
+		return r
 	}
+	timeout, ok := errors.AsType[net.Error](err)
 	switch {
-	case errors.Is(err, errTooLarge), isTooLarge(err):
-		return refusal{http.StatusRequestEntityTooLarge, "invalid_request_error", "body_too_large", "the body is longer than the gateway takes", 0}
-	case errors.Is(err, errMethod):
-		return refusal{http.StatusMethodNotAllowed, "invalid_request_error", "method_not_allowed", "the gateway opens no tunnels, and speaks HTTP/2 with TLS only", 0}
-	case errors.Is(err, errBodyStall):
-		return refusal{http.StatusRequestTimeout, "invalid_request_error", "body_timeout", "the body did not come in time", 0}
-	case errors.Is(err, errBody):
-		return refusal{http.StatusBadRequest, "invalid_request_error", "invalid_body", "the body ended early, or its transfer encoding is broken", 0}
-	case errors.Is(err, errSalt):
-		return refusal{http.StatusBadRequest, "invalid_request_error", "invalid_body", "the body is no JSON object, or has more than one cache_salt, which your credentials bring", 0}
-	case errors.Is(err, errUnsalted):
-		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and engines take none with this request", 0}
-	case errors.Is(err, errOfOthers):
-		return refusal{http.StatusForbidden, "invalid_request_error", "forbidden", "your credentials bring a cache salt, and this page may show requests of others", 0}
-	case errors.Is(err, errOverloaded):
-		return refusal{http.StatusServiceUnavailable, "overloaded_error", "overloaded", "the gateway has as many requests as it takes", 1}
 	case errors.Is(err, route.ErrBusy):
-		return refusal{http.StatusServiceUnavailable, "overloaded_error", "pods_busy", "every engine that may take the request is at its limits", 1}
-	case errors.Is(err, errNoPods), errors.Is(err, route.ErrNobody):
-		return refusal{http.StatusServiceUnavailable, "api_error", "no_pod", "no engine is known that serves this; kvatlas pods lists those that are, and the gateway's log says why one is missing", 1}
-	case errors.Is(err, errHeaderTime), errors.Is(err, errFirstTime), isTimeout(err):
-		return refusal{http.StatusGatewayTimeout, "api_error", "engine_timeout", "the engine did not answer in time", 0}
+		return errPodsBusy
+	case errors.Is(err, route.ErrNobody):
+		return errNoPods
+	case errors.Is(err, errHeaderTime), errors.Is(err, errFirstTime), ok && timeout.Timeout():
+		return errEngineTime
 	}
-	return refusal{http.StatusBadGateway, "api_error", "engine_unavailable", "no engine has answered", 1}
-}
-
-func isTooLarge(err error) bool {
-	_, ok := errors.AsType[*http.MaxBytesError](err)
-	return ok
-}
-
-func isTimeout(err error) bool {
-	e, ok := errors.AsType[net.Error](err)
-	return ok && e.Timeout()
+	return errUnavailable
 }
 
 // refuse answers with an error in OpenAI's form, which its clients raise. A client that has left

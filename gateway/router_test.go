@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -82,5 +83,41 @@ func TestPodsThatComeLate(t *testing.T) {
 	f.register(store.Pod{Name: addresses[0], Model: model})
 	if r := <-got; r.status != http.StatusOK {
 		t.Fatalf("%d %s", r.status, r.body)
+	}
+}
+
+// noting is a router that notes what it has booked.
+type noting struct {
+	gateway.Router
+	booked chan string
+}
+
+func (n *noting) Route(ctx context.Context, q route.Request) (*route.Decision, error) {
+	d, err := n.Router.Route(ctx, q)
+	if err == nil {
+		n.booked <- d.Reservation
+	}
+	return d, err
+}
+
+// TestRequestIDs: a request is logged by the client's name for it, else by that of its reservation.
+func TestRequestIDs(t *testing.T) {
+	_, addresses := startSims(t, 1, wire.Config{})
+	base := newFleet(t, gateway.Config{}, addresses...)
+	n := &noting{base.router, make(chan string, 1)}
+	f := newFleet(t, gateway.Config{Router: n}, addresses...)
+	for _, name := range []string{"mine", "", strings.Repeat("long", 100)} {
+		r := f.post("/v1/chat/completions", chat(10, ""), "X-Request-Id", name)
+		want := <-n.booked
+		if name == "mine" {
+			want = name
+		}
+		if s := f.last(); r.status != 200 || want == "" || s.RequestID != want {
+			t.Errorf("%.10s: %d, the log has %q, want %q", name, r.status, s.RequestID, want)
+		}
+	}
+	f.send("GET", "/v1/models", nil)
+	if s := f.last(); s.RequestID != "" {
+		t.Errorf("a request that has no name is logged as %q", s.RequestID)
 	}
 }

@@ -22,7 +22,7 @@ var takesSalt = [...]bool{apiOther: false, apiCompletions: true, apiChat: true, 
 func checkSalted(of api, r *http.Request) error {
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
 		if namesEngine(name) {
-			return &fieldError{strings.ToLower(name), "it names an engine to work with, whose blocks may be another's"}
+			return forbidden(strings.ToLower(name), "it names an engine to work with, whose blocks may be another's")
 		}
 	}
 	switch {
@@ -72,14 +72,6 @@ var ofOthers = map[string]string{
 	"rid":                  "another may have a request of that name; the header X-Request-Id is kept apart",
 }
 
-// fieldError is a field of ofOthers in the body of a client with a salt, or such a header.
-type fieldError struct{ name, why string }
-
-// Error implements error.
-func (e *fieldError) Error() string {
-	return "gateway: the client has a cache salt, and " + e.name + ": " + e.why
-}
-
 // checkField refuses a field of ofOthers that says anything, also in vllm_xargs, where vLLM has
 // what its APIs have no field for.
 func checkField(name string, v gjson.Result) (err error) {
@@ -95,7 +87,7 @@ func checkField(name string, v gjson.Result) (err error) {
 
 func checkOther(name string, v gjson.Result) error {
 	if why, known := ofOthers[name]; known && v.Type != gjson.Null {
-		return &fieldError{name, why}
+		return forbidden(name, why)
 	}
 	return nil
 }

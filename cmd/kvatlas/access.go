@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/kvatlas/kvatlas/access"
 	"github.com/kvatlas/kvatlas/cmd/kvatlas/internal/config"
+	"github.com/kvatlas/kvatlas/gateway"
 	"github.com/kvatlas/kvatlas/server/refusal"
 )
 
@@ -104,6 +106,8 @@ func (s *service) admitClients(h http.Handler) http.Handler {
 		caller, err := g.Admit(r, access.Read)
 		if err != nil {
 			e := refusal.Of(err)
+			// The server reads what is left of the body, and has no bound for that.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(gateway.RestWait))
 			w.Header().Set("Content-Type", "application/json")
 			e.SetHeader(w.Header())
 			w.WriteHeader(e.Status)

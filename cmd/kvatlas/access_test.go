@@ -456,6 +456,11 @@ func TestGatewayCallers(t *testing.T) {
 			if key := seen.Load(); (c.status == 200) != (key != nil) || key != nil && *key != c.engine {
 				t.Errorf("the engine saw %v", key)
 			}
+			if c.status == 401 { // its connection ends, though the rest of its body does not come
+				if got := raw(t, at, rawPost("/v1/embeddings", "Content-Length: 10\r\n", "{"), false); fmt.Sprint(got) != "[401]" {
+					t.Errorf("a body that does not come whole gets %v", got)
+				}
+			}
 		})
 	}
 }

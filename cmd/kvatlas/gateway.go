@@ -100,7 +100,11 @@ func (s *service) logServed(r *gateway.Served) {
 	if level < s.log.GetLevel() {
 		return
 	}
-	e := s.log.WithLevel(level).Str("request_id", r.RequestID).Str("method", r.Method).Str("path", r.Path).Int("status", r.Status).Dur("took", r.Took)
+	e := s.log.WithLevel(level)
+	if r.RequestID != "" {
+		e.Str("request_id", r.RequestID)
+	}
+	e.Str("method", r.Method).Str("path", r.Path).Int("status", r.Status).Dur("took", r.Took)
 	if r.Model != "" {
 		e.Str("model", r.Model)
 	}

@@ -1,0 +1,64 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"sync/atomic"
+)
+
+// clientBody is the body of a client's request, which is read once. It stays open until its
+// request has an answer, so that a request of which nothing was sent can go to another pod.
+//
+// It is not read beyond its length. A transport reads on there to find the end, beside the
+// answer. The server has closed the body by then, and for that error the transport would cut
+// the answer of an engine that was quick.
+type clientBody struct {
+	x     *exchange
+	body  io.ReadCloser
+	left  int64        // bytes that are to come, negative if that is not known; of the reading goroutine
+	room  int64        // bytes that may come, of the reading goroutine
+	due   atomic.Int64 // when a read that waits now is given up, in ns of the Unix epoch; 0 if none does
+	read  atomic.Bool
+	whole atomic.Bool // it has come to its end
+}
+
+// open begins with the body of a request.
+func (b *clientBody) open(x *exchange, r *http.Request) {
+	b.x, b.body, b.left, b.room = x, r.Body, r.ContentLength, x.g.c.MaxBody
+}
+
+// Read implements io.Reader. Its errors but io.EOF are what the client is told.
+func (b *clientBody) Read(p []byte) (int, error) {
+	b.read.Store(true)
+	if b.left == 0 {
+		b.whole.Store(true)
+		return 0, io.EOF
+	}
+	b.due.Store(b.x.g.c.Now().Add(bodyStall).UnixNano())
+	n, err := b.body.Read(p)
+	b.due.Store(0)
+	if b.left > 0 {
+		b.left = max(0, b.left-int64(n))
+	}
+	if b.room -= int64(n); b.room < 0 {
+		return n, errTooLarge
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, io.EOF):
+		b.whole.Store(true)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = errBodyStall
+	case b.x.ctx.Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
+		err = context.Canceled
+	default:
+		err = errBody
+	}
+	return n, err
+}
+
+// Close implements io.Closer; the server closes the body itself.
+func (b *clientBody) Close() error { return nil }
