@@ -4,7 +4,7 @@ import (
 	"net/http"
 
 	"github.com/kvatlas/kvatlas/lmcache/controller"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
@@ -20,14 +20,14 @@ type Syncer interface {
 var _ Syncer = (*controller.Controller)(nil)
 
 // lmcacheSyncRequest is the body of POST /v1/lmcache/sync.
-type lmcacheSyncRequest struct{ id filing.ID }
+type lmcacheSyncRequest struct{ id feed.ID }
 
 var lmcacheSyncFields = scan.Fields[lmcacheSyncRequest]{
 	{Name: "instance", Read: func(s *scan.Scanner, q *lmcacheSyncRequest) error {
 		if err := s.Text(&q.id.Instance); err != nil {
 			return err
 		}
-		if err := (filing.ID{Instance: q.id.Instance}).Validate(); err != nil {
+		if err := (feed.ID{Instance: q.id.Instance}).Validate(); err != nil {
 			return s.Refused(err)
 		}
 		return nil

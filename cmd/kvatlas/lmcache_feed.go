@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/lmcache/controller"
 	"github.com/kvatlas/kvatlas/lmcache/coordinator"
 	"github.com/kvatlas/kvatlas/lmcache/entries"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // lmcacheFeed is what LMCache's workers and servers talk to.
@@ -32,11 +32,11 @@ func (s *service) listenLMCache(ctx context.Context) error {
 	if c.LMCacheControllerPull == "" && c.LMCacheCoordinatorListen == "" {
 		return nil
 	}
-	instances, err := filing.ParseMap(c.LMCacheInstances)
+	instances, err := feed.ParseMap(c.LMCacheInstances)
 	if err != nil {
 		return fmt.Errorf("lmcache-instances: %w", err)
 	}
-	pods := filing.Pods{Map: instances, Model: c.LMCachePodsModel}
+	pods := feed.Pods{Map: instances, Model: c.LMCachePodsModel}
 	f := &s.lmcache
 	own, err := s.lmcacheHashers(false)
 	if err != nil {
@@ -164,30 +164,30 @@ func (f *lmcacheFeed) tellsMalformed() bool {
 func (s *service) watchController() controller.Observer {
 	f := &s.lmcache
 	return controller.Observer{
-		Began: func(id filing.ID, t filing.Target, tookOver bool) {
+		Began: func(id feed.ID, t feed.Target, tookOver bool) {
 			f.failing.Store(false)
 			s.log.Info().Stringer("worker", id).Str("pod", t.Pod).Int("rank", t.Rank).Str("model", t.Model).Bool("taken_over", tookOver).Msg("hearing a worker of LMCache")
 		},
-		Gone: func(id filing.ID, silent bool) {
+		Gone: func(id feed.ID, silent bool) {
 			s.log.Info().Stringer("worker", id).Bool("silent", silent).Msg("a worker of LMCache is gone")
 		},
-		Unmapped: func(id filing.ID, err error) {
+		Unmapped: func(id feed.ID, err error) {
 			what := "nothing is kept of a worker of LMCache"
-			if errors.Is(err, filing.ErrUnmapped) {
+			if errors.Is(err, feed.ErrUnmapped) {
 				what += ": set lmcache-instances"
 			}
 			s.log.Warn().Stringer("worker", id).Err(err).Msg(what)
 		},
-		Shared: func(id filing.ID, by []string) {
+		Shared: func(id feed.ID, by []string) {
 			s.log.Warn().Stringer("worker", id).Strs("used_by", by).Msg("several workers of LMCache use one id: give each engine an lmcache_instance_id of its own; those behind one address do not count")
 		},
-		Stale: func(id filing.ID, from, by string) {
+		Stale: func(id feed.ID, from, by string) {
 			s.log.Warn().Stringer("worker", id).Str("from", from).Str("registered_by", by).Msg("a worker of LMCache is not heard on a connection, since it has registered on another one: it was started anew, or its id is used twice")
 		},
-		Lost: func(id filing.ID, location, why string) {
+		Lost: func(id feed.ID, location, why string) {
 			s.log.Warn().Stringer("worker", id).Str("location", location).Str("because", why).Msg("something that a worker of LMCache said is missing")
 		},
-		Synced: func(id filing.ID, location string, keys int, took time.Duration) {
+		Synced: func(id feed.ID, location string, keys int, took time.Duration) {
 			f.failing.Store(false)
 			s.log.Info().Stringer("worker", id).Str("location", location).Int("keys", keys).Dur("took", took).Msg("full sync of a worker of LMCache")
 		},
@@ -199,7 +199,7 @@ func (s *service) watchController() controller.Observer {
 				s.log.Warn().Str("from", addr).Err(err).Msg("not understood as a message of LMCache")
 			}
 		},
-		Failed: func(id filing.ID, err error) {
+		Failed: func(id feed.ID, err error) {
 			if !f.failing.Swap(true) {
 				s.log.Warn().Stringer("worker", id).Err(err).Msg("what LMCache says cannot be written, and is tried again")
 			}

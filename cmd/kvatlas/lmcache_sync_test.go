@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/internal/redistest"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
 )
@@ -64,7 +64,7 @@ func TestLMCacheIsAsked(t *testing.T) {
 	defer func() { _ = x.Close() }()
 	damage := func(instance string, kind store.OpKind, chunk int) {
 		t.Helper()
-		var ops filing.Ops
+		var ops feed.Ops
 		ops.Key(kind, store.CPU, hashes[chunk].ChunkKey())
 		must.OK(t, x.Apply(t.Context(), store.Batch{Pod: lmcache.WorkerName(instance, "", 0), Model: "m", Ops: ops.List}))
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/ingest/zmq"
 	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -22,7 +22,7 @@ type Config struct {
 	// Index is what is written to.
 	Index store.Index
 	// Pods finds the pods of instances.
-	Pods filing.Pods
+	Pods feed.Pods
 	// Pull, Reply and Heartbeat are the endpoints to bind, tcp://host:port. Reply and
 	// Heartbeat may be "": workers up to 0.3.9 need Pull alone.
 	Pull, Reply, Heartbeat string
@@ -74,29 +74,29 @@ type Config struct {
 // that do the work and must not block.
 type Observer struct {
 	// Began says that a worker's life has begun, or that its generation was taken over.
-	Began func(id filing.ID, t filing.Target, tookOver bool)
+	Began func(id feed.ID, t feed.Target, tookOver bool)
 	// Gone says that a worker has ended, or is silent and loses its lease.
-	Gone func(id filing.ID, silent bool)
+	Gone func(id feed.ID, silent bool)
 	// Unmapped says that no pod is known for an instance, or that the index has no room
 	// for the worker. Nothing is kept of what it says. It is told once for each reason.
-	Unmapped func(id filing.ID, err error)
+	Unmapped func(id feed.ID, err error)
 	// Stale says that a message on a connection did not count. The connection, from, has
 	// spoken for the worker before that registered on another one, by. It is told once for
 	// each registration.
-	Stale func(id filing.ID, from, by string)
+	Stale func(id feed.ID, from, by string)
 	// Shared says that several processes use the id of a worker, and names them. Of those
 	// that cannot be told apart nothing is kept.
-	Shared func(id filing.ID, by []string)
+	Shared func(id feed.ID, by []string)
 	// Lost says that something of a worker may be missing.
-	Lost func(id filing.ID, location, why string)
+	Lost func(id feed.ID, location, why string)
 	// Synced says that a full sync has been written.
-	Synced func(id filing.ID, location string, keys int, took time.Duration)
+	Synced func(id feed.ID, location string, keys int, took time.Duration)
 	// Location says that the tier of a location is unknown; it is told once for each.
 	Location func(location string)
 	// Malformed says that a frame was no message, or that a peer was disconnected.
 	Malformed func(addr string, err error)
 	// Failed says that the index has not taken something; it is tried again.
-	Failed func(id filing.ID, err error)
+	Failed func(id feed.ID, err error)
 }
 
 func (c Config) withDefaults() (Config, error) {

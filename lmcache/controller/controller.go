@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -151,8 +151,8 @@ func (c *Controller) remove(w *worker, silent bool) {
 }
 
 // workersOf is how many workers the instance of a worker at a host has, as far as is known.
-func (c *Controller) workersOf(reg *store.Registry, id filing.ID, host string, t filing.Target) int {
-	n := max(c.config.Workers, id.Worker+1, filing.Workers(reg, id.Instance, t))
+func (c *Controller) workersOf(reg *store.Registry, id feed.ID, host string, t feed.Target) int {
+	n := max(c.config.Workers, id.Worker+1, feed.Workers(reg, id.Instance, t))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	counts := func(*worker) bool { return true }
@@ -171,7 +171,7 @@ func (c *Controller) workersOf(reg *store.Registry, id filing.ID, host string, t
 
 // reviewID has all workers of an id look again which pod they work for, because there is
 // one of them more or less. The caller holds c.mu.
-func (c *Controller) reviewID(id filing.ID) {
+func (c *Controller) reviewID(id feed.ID) {
 	for _, w := range c.roll.of[id] {
 		w.put(item{kind: doReview})
 	}
@@ -179,7 +179,7 @@ func (c *Controller) reviewID(id filing.ID) {
 
 // nudge makes the other workers of an instance renew, so that all tell the same number of
 // them.
-func (c *Controller) nudge(id filing.ID) {
+func (c *Controller) nudge(id feed.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for w := range c.roll.instance(id.Instance) {

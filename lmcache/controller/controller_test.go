@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -131,7 +131,7 @@ func TestOperations(t *testing.T) {
 		[]byte(`{"type":"BatchedKVOperationMsg","instance_id":"inst","worker_id":0,"location":"LocalCPUBackend","operations":[{"op_type":"admit","key":18446744073709551615,"seq_num":7}]}`))
 	s.Until("cc", name, lmcache.IntHash(-5), lmcache.UintHash(1<<64-1))
 	p := s.Pod(name)
-	if p == nil || *p.PartOf != (store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}) || p.Model != model || p.Engine != "lmcache" || p.Labels[filing.LabelIP] != "10.0.0.1" {
+	if p == nil || *p.PartOf != (store.PartOf{Pod: "10.0.0.1:8000", Workers: 1}) || p.Model != model || p.Engine != "lmcache" || p.Labels[feed.LabelIP] != "10.0.0.1" {
 		t.Errorf("registered as %+v", p)
 	}
 	x.push.Send(pack(t, about("DeRegisterMsg", "inst", 0)))

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -84,7 +84,7 @@ func (w *worker) clear(tier store.Tier) {
 
 // missed says that messages of any location were missed.
 func (w *worker) missed(why string) {
-	if w.file == nil {
+	if w.registration == nil {
 		return
 	}
 	seen := false
@@ -108,7 +108,7 @@ func (w *worker) flush(ctx context.Context) {
 		return
 	}
 	w.write(ctx, w.pending.List)
-	w.pending, w.keys = filing.Ops{}, 0
+	w.pending, w.keys = feed.Ops{}, 0
 }
 
 // write writes ops, and tries until they are written. It is false when they are not.
@@ -117,11 +117,11 @@ func (w *worker) write(ctx context.Context, ops []store.Op) bool {
 		if !w.open(ctx) {
 			return false
 		}
-		err := w.file.Write(ctx, ops, w.marks()...)
+		err := w.registration.Write(ctx, ops, w.marks()...)
 		if err == nil {
 			return true
 		}
-		if filing.Final(err) {
+		if feed.Final(err) {
 			w.lostLife(err)
 		}
 		if !w.failed(ctx, err, try) {
@@ -131,11 +131,11 @@ func (w *worker) write(ctx context.Context, ops []store.Op) bool {
 }
 
 // marks are the numbers of the last operations.
-func (w *worker) marks() []filing.Mark {
-	var out []filing.Mark
+func (w *worker) marks() []feed.Mark {
+	var out []feed.Mark
 	for at, n := range w.next {
 		if n != 0 {
-			out = append(out, filing.Mark{Kind: uint64(at) + 1, Value: n})
+			out = append(out, feed.Mark{Kind: uint64(at) + 1, Value: n})
 		}
 	}
 	return out

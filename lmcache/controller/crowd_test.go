@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // register has an instance registered by a DEALER, and returns why it is not.
@@ -84,7 +84,7 @@ func TestRoomForTheHeard(t *testing.T) {
 	var gone []string
 	c := s.controller(func(c *Config) {
 		c.MaxWorkers = 3
-		c.Observer.Gone = func(id filing.ID, silent bool) {
+		c.Observer.Gone = func(id feed.ID, silent bool) {
 			mu.Lock()
 			defer mu.Unlock()
 			gone = append(gone, fmt.Sprint(id, " ", silent))
@@ -131,7 +131,7 @@ func TestIDUsedTwice(t *testing.T) {
 	var told []string
 	c := s.controller(func(c *Config) {
 		c.Lease = lease
-		c.Observer.Stale = func(id filing.ID, from, by string) {
+		c.Observer.Stale = func(id feed.ID, from, by string) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, fmt.Sprint(id, " ", from, " ", by))

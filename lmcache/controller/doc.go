@@ -19,7 +19,7 @@
 // RegisterMsg is sent by a process that has just started and holds nothing: the worker's
 // generation begins anew. Any other message of a worker that this process does not know
 // is of one that was registered elsewhere. Its generation is taken over (see package
-// filing) and it is asked for a full sync. Where nothing tells how far it was written,
+// feed) and it is asked for a full sync. Where nothing tells how far it was written,
 // which is so of workers before 0.3.10, it begins anew instead.
 //
 // A worker lives as long as one of its connections answers ZeroMQ's heartbeats, which
@@ -46,7 +46,7 @@
 // registration is named by that pod too. At one host two processes have an id when open
 // connections report two addresses (ip and port) for it. They also do when it comes over
 // two PUSH sockets. Then neither counts until one has gone: credit ends, Observer.Shared
-// and the label [filing.LabelShared] name them. The same goes for processes at several
+// and the label [feed.LabelShared] name them. The same goes for processes at several
 // hosts that the id itself leads to one pod. The exception is when just one of them is at
 // that pod's address.
 //

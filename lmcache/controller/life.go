@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -17,7 +17,7 @@ func (w *worker) open(ctx context.Context) bool {
 		if w.barred {
 			return false
 		}
-		if w.file != nil && w.file.Open() {
+		if w.registration != nil && w.registration.Open() {
 			return true
 		}
 		err := w.tryOpen(ctx)
@@ -94,20 +94,20 @@ func (w *worker) tryOpen(ctx context.Context) error {
 	ip, peer, was := w.ip, w.peer, w.unmapped
 	w.mu.Unlock()
 	// Of the index as of this process: each worker is a registration there, from all processes.
-	if _, registered := reg.PodIndex(w.file.Name()); !registered && filing.Registered(reg) >= c.config.MaxWorkers {
+	if _, registered := reg.PodIndex(w.registration.Name()); !registered && feed.Registered(reg) >= c.config.MaxWorkers {
 		return fmt.Errorf("%w: the index has %d workers of LMCache or more (2/5 of index-max-pods)", ErrFull, c.config.MaxWorkers)
 	}
-	w.file.IP, w.file.Peer, w.file.Host, w.file.Shared = ip, peer, host, ""
-	w.file.Workers = c.workersOf(reg, w.id, host, target)
+	w.registration.IP, w.registration.Peer, w.registration.Host, w.registration.Shared = ip, peer, host, ""
+	w.registration.Workers = c.workersOf(reg, w.id, host, target)
 
 	took := false
 	switch {
 	case w.fresh:
-		if err = w.file.Begin(ctx); err == nil && was {
+		if err = w.registration.Begin(ctx); err == nil && was {
 			w.wantSync("pod_known") // what it has said until now was not kept
 		}
 	case !inherits:
-		if err = w.file.Begin(ctx); err == nil {
+		if err = w.registration.Begin(ctx); err == nil {
 			w.wantSync("controller_restart")
 		}
 	default:
@@ -116,7 +116,7 @@ func (w *worker) tryOpen(ctx context.Context) error {
 			kinds[i] = uint64(i) + 1
 		}
 		var marks []uint64
-		if marks, took, err = w.file.TakeOver(ctx, kinds...); err == nil {
+		if marks, took, err = w.registration.TakeOver(ctx, kinds...); err == nil {
 			copy(w.next[:], marks)
 			w.wantSync("controller_restart")
 		}
@@ -149,7 +149,7 @@ func (w *worker) tryOnce(ctx context.Context) error {
 // homeless reports whether a worker cannot be registered for now: nothing is kept of what it
 // says until it can. To wait would take the room of others in the queue.
 func homeless(err error) bool {
-	return errors.Is(err, filing.ErrUnmapped) || errors.Is(err, filing.ErrShared) || errors.Is(err, ErrFull) || errors.Is(err, store.ErrFull)
+	return errors.Is(err, feed.ErrUnmapped) || errors.Is(err, feed.ErrShared) || errors.Is(err, ErrFull) || errors.Is(err, store.ErrFull)
 }
 
 // lostLife says that the generation is another writer's, or over. Since the worker talks
@@ -175,12 +175,12 @@ func (w *worker) renew(ctx context.Context) {
 		w.review(ctx)
 		return
 	}
-	if w.file == nil || !w.file.Open() {
+	if w.registration == nil || !w.registration.Open() {
 		_ = w.tryOnce(ctx)
 		return
 	}
-	w.file.Workers = max(w.file.Workers, c.workersOf(c.config.Index.Cached(), w.id, w.file.Host, w.file.Target()))
-	created, err := w.file.Renew(ctx)
+	w.registration.Workers = max(w.registration.Workers, c.workersOf(c.config.Index.Cached(), w.id, w.registration.Host, w.registration.Target()))
+	created, err := w.registration.Renew(ctx)
 	switch {
 	case err != nil:
 		if ctx.Err() == nil {
@@ -205,7 +205,7 @@ func (w *worker) renew(ctx context.Context) {
 // retire ends the worker, as it wishes.
 func (w *worker) retire(ctx context.Context) {
 	for try := 0; w.open(ctx); try++ {
-		err := w.file.Retire(ctx)
+		err := w.registration.Retire(ctx)
 		if err == nil || !w.failed(ctx, err, try) {
 			break
 		}

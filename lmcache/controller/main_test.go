@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -70,8 +70,8 @@ func (s *stage) controller(change ...func(*Config)) *Controller {
 		Timeout: 20 * time.Second,
 		Observer: Observer{
 			Malformed: func(_ string, err error) { s.Tell("%v", err) },
-			Unmapped:  func(_ filing.ID, err error) { s.Tell("%v", err) },
-			Shared:    func(id filing.ID, by []string) { s.Tell("%v is shared by %s", id, strings.Join(by, " and ")) },
+			Unmapped:  func(_ feed.ID, err error) { s.Tell("%v", err) },
+			Shared:    func(id feed.ID, by []string) { s.Tell("%v is shared by %s", id, strings.Join(by, " and ")) },
 			Location:  func(l string) { s.Tell("location %s", l) },
 		},
 	}

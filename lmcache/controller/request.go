@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // request handles a message of a DEALER or REQ socket: an empty frame and LMCache's.
@@ -104,7 +104,7 @@ func (c *Controller) heartbeatURL(p *zmq.Peer) string {
 func (c *Controller) peerLookup(p *zmq.Peer, m *message) reply {
 	nobody := newReply("BatchedP2PLookupRetMsg", 1).list("layout_info", 1).values(4).item("").item("").int(0).item("")
 	c.mu.Lock()
-	id := filing.ID{Instance: m.Instance, Worker: m.Worker}
+	id := feed.ID{Instance: m.Instance, Worker: m.Worker}
 	w := c.speakers[p].w
 	if !c.roll.has(w) || w.id != id {
 		w = c.find(id, p, address{}, false)
@@ -123,7 +123,7 @@ func (c *Controller) peerLookup(p *zmq.Peer, m *message) reply {
 	for i := range keys {
 		keys[i] = m.Hashes[i].ChunkKey()
 	}
-	list, err := filing.Prefixes(ctx, c.config.Index, target.Model, keys)
+	list, err := feed.Prefixes(ctx, c.config.Index, target.Model, keys)
 	if err != nil {
 		c.count.failures.Add(1)
 		return nobody
@@ -152,12 +152,12 @@ func (c *Controller) lookup(m *message) reply {
 		for _, hash := range h.Append(nil, m.Tokens) {
 			keys = append(keys, hash.ChunkKey())
 		}
-		list, err := filing.Prefixes(ctx, c.config.Index, model, keys)
+		list, err := feed.Prefixes(ctx, c.config.Index, model, keys)
 		if err != nil {
 			c.count.failures.Add(1)
 			return errorReply("the index does not answer")
 		}
-		for _, p := range filing.Whole(list) {
+		for _, p := range feed.Whole(list) {
 			if n := min(p.Chunks*h.ChunkSize(), len(m.Tokens)); n > found[p.Instance].tokens {
 				found[p.Instance] = place{backendOf(p.Tier), n}
 			}
@@ -174,8 +174,8 @@ func (c *Controller) lookup(m *message) reply {
 func (c *Controller) queryInstance(m *message) reply {
 	r := newReply("QueryInstRetMsg", 2).text("event_id", m.EventID)
 	for _, p := range c.config.Index.Cached().Pods {
-		if p.PartOf != nil && p.Labels[filing.LabelIP] == m.IP && m.IP != "" {
-			return r.text("instance_id", p.Labels[filing.LabelInstance])
+		if p.PartOf != nil && p.Labels[feed.LabelIP] == m.IP && m.IP != "" {
+			return r.text("instance_id", p.Labels[feed.LabelInstance])
 		}
 	}
 	return r.null("instance_id")

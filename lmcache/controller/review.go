@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -35,16 +35,16 @@ func (w *worker) tryReview(ctx context.Context) error {
 		return err
 	}
 	target, err := w.place(reg)
-	if err == nil && w.file != nil && w.file.Open() && w.file.Target() == target {
+	if err == nil && w.registration != nil && w.registration.Open() && w.registration.Target() == target {
 		return nil
 	}
 	was := w.barred
-	if err != nil || w.file != nil && w.file.Target() != target {
+	if err != nil || w.registration != nil && w.registration.Target() != target {
 		if err := w.disown(ctx); err != nil {
 			return err
 		}
 	}
-	w.barred = errors.Is(err, filing.ErrShared)
+	w.barred = errors.Is(err, feed.ErrShared)
 	switch {
 	case err == nil:
 		w.fresh = w.fresh || was // what it has said until now was not kept
@@ -59,32 +59,32 @@ func (w *worker) tryReview(ctx context.Context) error {
 
 // disown ends the registration of a worker, and all that is known of it.
 func (w *worker) disown(ctx context.Context) error {
-	if w.file == nil {
+	if w.registration == nil {
 		return nil
 	}
 	w.barred = true // until it has ended
-	if err := w.file.Retire(ctx); err != nil {
+	if err := w.registration.Retire(ctx); err != nil {
 		return err
 	}
 	fresh := w.fresh
 	w.forget()
-	w.file, w.fresh = nil, fresh
+	w.registration, w.fresh = nil, fresh
 	return nil
 }
 
 // announce registers a worker whose id others have too, so that doctors and other replicas
 // see it. It holds nothing.
-func (w *worker) announce(ctx context.Context, target filing.Target, why error) error {
+func (w *worker) announce(ctx context.Context, target feed.Target, why error) error {
 	var by *sharedError
 	if target.Pod == "" || !errors.As(why, &by) {
 		return nil
 	}
 	w.name(target)
 	w.mu.Lock()
-	w.file.IP, w.file.Peer = w.ip, ""
+	w.registration.IP, w.registration.Peer = w.ip, ""
 	w.mu.Unlock()
-	w.file.Shared = by.by[:min(len(by.by), maxLabel)]
-	_, err := w.file.Renew(ctx)
+	w.registration.Shared = by.by[:min(len(by.by), maxLabel)]
+	_, err := w.registration.Renew(ctx)
 	if errors.Is(err, store.ErrFull) {
 		return nil // it is in the log
 	}
@@ -96,16 +96,16 @@ const maxLabel = 512
 
 // name makes the registration of the worker for a target. Ids that lead to it by their
 // addresses alone may be those of others too, and so the name has the pod.
-func (w *worker) name(t filing.Target) {
+func (w *worker) name(t feed.Target) {
 	c := w.c.config
-	if w.file == nil || w.file.Target() != t {
-		w.file = filing.NewWorker(filing.Config{Index: c.Index, Lease: c.Lease, Timeout: c.Timeout}, w.id, t, !c.Pods.Names(w.id.Instance, t))
+	if w.registration == nil || w.registration.Target() != t {
+		w.registration = feed.NewWorker(feed.Config{Index: c.Index, Lease: c.Lease, Timeout: c.Timeout}, w.id, t, !c.Pods.Names(w.id.Instance, t))
 	}
 }
 
 // claim looks whose the registration is that the worker would have. A generation that was
 // written for a worker from elsewhere is not gone on with. If that has taken it from this
-// one, both live: filing.ErrShared, until its lease runs out.
+// one, both live: feed.ErrShared, until its lease runs out.
 func (w *worker) claim(reg *store.Registry) (host string, inherits bool, err error) {
 	w.c.mu.Lock()
 	host = w.host
@@ -113,16 +113,16 @@ func (w *worker) claim(reg *store.Registry) (host string, inherits bool, err err
 	w.mu.Lock()
 	ip := w.ip
 	w.mu.Unlock()
-	i, registered := reg.PodIndex(w.file.Name())
+	i, registered := reg.PodIndex(w.registration.Name())
 	if !registered {
 		return host, true, nil
 	}
 	their := reg.Pods[i].Labels
-	if from := their[filing.LabelHost]; from == "" || from == host || their[filing.LabelIP] == ip {
+	if from := their[feed.LabelHost]; from == "" || from == host || their[feed.LabelIP] == ip {
 		return host, true, nil
 	}
 	if w.lost && !w.fresh {
-		return host, false, shared([]string{where(ip, host), where(their[filing.LabelIP], their[filing.LabelHost]) + " by another replica"})
+		return host, false, shared([]string{where(ip, host), where(their[feed.LabelIP], their[feed.LabelHost]) + " by another replica"})
 	}
 	return host, false, nil
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -36,7 +36,7 @@ func hostOf(p *zmq.Peer) string {
 // c.mu is held. A worker's connections come from one host. Where they do not, the address that it tells
 // identifies it. Without one, only a worker that has just started, and sent no operation from its own host,
 // is taken to have another way.
-func (c *Controller) find(id filing.ID, p *zmq.Peer, told address, registers bool) *worker {
+func (c *Controller) find(id feed.ID, p *zmq.Peer, told address, registers bool) *worker {
 	list, host := c.roll.of[id], hostOf(p)
 	for _, w := range list {
 		if w.host == host {
@@ -180,9 +180,9 @@ func (c *Controller) leave(w *worker, p *zmq.Peer, told address) {
 	}
 }
 
-// place finds the target of a worker. It is filing.ErrShared where others have its id and
+// place finds the target of a worker. It is feed.ErrShared where others have its id and
 // the same claim to it.
-func (w *worker) place(reg *store.Registry) (t filing.Target, err error) {
+func (w *worker) place(reg *store.Registry) (t feed.Target, err error) {
 	c := w.c
 	type other struct{ host, ip string }
 	var others []other
@@ -207,7 +207,7 @@ func (w *worker) place(reg *store.Registry) (t filing.Target, err error) {
 	case err != nil && len(rivals) == 0:
 		return t, err
 	case len(targets) > 1:
-		return t, fmt.Errorf("%w %q: it is set to %d pods, which is for servers of MP mode", filing.ErrUnmapped, w.id.Instance, len(targets))
+		return t, fmt.Errorf("%w %q: it is set to %d pods, which is for servers of MP mode", feed.ErrUnmapped, w.id.Instance, len(targets))
 	case err == nil:
 		t = targets[0]
 	}
@@ -223,7 +223,7 @@ func (w *worker) place(reg *store.Registry) (t filing.Target, err error) {
 	return t, nil
 }
 
-// sharedError is filing.ErrShared with their names.
+// sharedError is feed.ErrShared with their names.
 type sharedError struct{ by string }
 
 func shared(by []string) error {
@@ -236,8 +236,8 @@ func shared(by []string) error {
 }
 
 func (e *sharedError) Error() string {
-	return fmt.Sprintf("%v, so that nothing is kept of what they say: %s; give each an lmcache_instance_id of its own", filing.ErrShared, e.by)
+	return fmt.Sprintf("%v, so that nothing is kept of what they say: %s; give each an lmcache_instance_id of its own", feed.ErrShared, e.by)
 }
 
-// Is makes it filing.ErrShared.
-func (e *sharedError) Is(target error) bool { return target == filing.ErrShared }
+// Is makes it feed.ErrShared.
+func (e *sharedError) Is(target error) bool { return target == feed.ErrShared }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // process is a process of LMCache with an id that others may have too.
@@ -108,7 +108,7 @@ func TestOneIDBehindOneAddress(t *testing.T) {
 			lmcachetest.WaitFor(t, "a registration that names both", func() bool {
 				return slices.ContainsFunc([]string{c.pod1, c.pod2}, func(pod string) bool {
 					p := s.Pod(workerOf("llama", pod, 0))
-					return p != nil && strings.Contains(p.Labels[filing.LabelShared], first) && strings.Contains(p.Labels[filing.LabelShared], second)
+					return p != nil && strings.Contains(p.Labels[feed.LabelShared], first) && strings.Contains(p.Labels[feed.LabelShared], second)
 				})
 			})
 			start := map[string]any{"type": "FullSyncStartMsg", "instance_id": "llama", "worker_id": 0, "location": cpu, "sync_id": "a", "total_keys": 1, "batch_count": 1}
@@ -123,7 +123,7 @@ func TestOneIDBehindOneAddress(t *testing.T) {
 			two.sync("s", 2, 3)
 			two.say(cpu, 2, "+5")
 			s.Until("-cc-c", workerOf("llama", c.pod2, 0), ints(1, 2, 3, 4, 5)...)
-			if p := s.Pod(workerOf("llama", c.pod2, 0)); p.Labels[filing.LabelShared] != "" || p.Labels[filing.LabelIP] != c.ip2 {
+			if p := s.Pod(workerOf("llama", c.pod2, 0)); p.Labels[feed.LabelShared] != "" || p.Labels[feed.LabelIP] != c.ip2 {
 				t.Errorf("%+v", p)
 			}
 		})
@@ -274,7 +274,7 @@ func TestOneIDThatNamesAPod(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, podOne, podTwo, "pod")
 	x := s.controller(func(c *Config) {
-		c.Pods.Map = map[string][]filing.Target{"own": {{Pod: podOne}}, "far": {{Pod: "pod"}}}
+		c.Pods.Map = map[string][]feed.Target{"own": {{Pod: podOne}}, "far": {{Pod: "pod"}}}
 	})
 	own := s.from(x, "127.0.0.2", "10.0.0.1", 9000, "own", 0).register()
 	claims := s.from(x, "127.0.0.3", "10.0.0.2", 9000, "own", 0).register()
@@ -338,7 +338,7 @@ func TestOneIDAtTwoReplicas(t *testing.T) {
 	s := newStage(t, podOne, podTwo, "pod")
 	set := func(c *Config) {
 		c.Lease = lease
-		c.Pods.Map = map[string][]filing.Target{"far": {{Pod: "pod"}}}
+		c.Pods.Map = map[string][]feed.Target{"far": {{Pod: "pod"}}}
 	}
 	a, b := s.controller(set), s.controller(set)
 	one, two := s.from(a, "127.0.0.2", "10.0.0.1", 9000, "llama", 0).register(), s.from(b, "127.0.0.3", "10.0.0.2", 9000, "llama", 0).register()

@@ -4,17 +4,17 @@ import (
 	"iter"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // roll is the workers that are heard. Of an id there is one, or one for each host where it
 // is used.
 type roll struct {
-	of map[filing.ID][]*worker
+	of map[feed.ID][]*worker
 	n  int
 }
 
-func newRoll() roll { return roll{of: map[filing.ID][]*worker{}} }
+func newRoll() roll { return roll{of: map[feed.ID][]*worker{}} }
 
 // add enters a worker.
 func (r *roll) add(w *worker) {

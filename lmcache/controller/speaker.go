@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // ErrFull says that there are as many workers as there can be.
@@ -35,7 +35,7 @@ type speaker struct {
 	told address
 	peer string
 	// stranger is the unknown worker that it has named last.
-	stranger filing.ID
+	stranger feed.ID
 	// made is how many workers it has made since then.
 	made  int
 	since time.Time
@@ -44,7 +44,7 @@ type speaker struct {
 // worker returns the worker that a message is of. It is errStale for one of a process that
 // is gone, or has the name of another.
 func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
-	id := filing.ID{Instance: m.Instance, Worker: m.Worker}
+	id := feed.ID{Instance: m.Instance, Worker: m.Worker}
 	if err := id.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Type, err)
 	}
@@ -88,7 +88,7 @@ func (c *Controller) worker(p *zmq.Peer, m *message) (*worker, error) {
 // may be one that another process has heard until now, of which this message is the first sign. On a
 // connection that has spoken for another worker the id is more likely damaged, and is believed when it
 // comes twice.
-func (c *Controller) speaksFor(p *zmq.Peer, id filing.ID, m *message) (w *worker, gone []*worker, err error) {
+func (c *Controller) speaksFor(p *zmq.Peer, id feed.ID, m *message) (w *worker, gone []*worker, err error) {
 	registers, told := m.Type == "RegisterMsg", address{m.IP, m.Port}
 	was := c.speakers[p]
 	speaks := c.roll.has(was.w) // else that one has ended, or there was none
@@ -166,7 +166,7 @@ func (s *speaker) over(lease time.Duration) bool { return time.Since(s.since) >=
 // makeRoom makes room for one more worker; c.mu is held. Workers without a connection go first, which beat
 // would find otherwise. What they hold in the index lives on to the end of its lease, and one that is heard
 // again begins again.
-func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
+func (c *Controller) makeRoom(id feed.ID) (gone []*worker, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func (c *Controller) makeRoom(id filing.ID) (gone []*worker, err error) {
 }
 
 // begin makes a worker, for which there must be room; c.mu is held.
-func (c *Controller) begin(id filing.ID, p *zmq.Peer, registers bool) *worker {
+func (c *Controller) begin(id feed.ID, p *zmq.Peer, registers bool) *worker {
 	ctx, stop := context.WithCancel(c.ctx)
 	// Where it comes from is as good a guess of its IP as there is, until it tells.
 	w := &worker{c: c, id: id, wake: make(chan struct{}, 1), stop: stop, host: hostOf(p), ip: hostOf(p), conns: map[*zmq.Peer]struct{}{}}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/must"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/memory"
 )
@@ -17,9 +17,9 @@ import (
 func onePod(instances ...string) func(*Config) {
 	return func(c *Config) {
 		c.Lease = lease
-		c.Pods.Map = map[string][]filing.Target{}
+		c.Pods.Map = map[string][]feed.Target{}
 		for _, i := range instances {
-			c.Pods.Map[i] = []filing.Target{{Pod: "pod"}}
+			c.Pods.Map[i] = []feed.Target{{Pod: "pod"}}
 		}
 	}
 }
@@ -167,7 +167,7 @@ func TestQueueIsBounded(t *testing.T) {
 	lmcachetest.WaitFor(t, "messages", func() bool { return c.Stats().Messages == 2+200*4 })
 	size := func() int {
 		c.mu.Lock()
-		w := c.roll.of[filing.ID{Instance: "inst"}][0]
+		w := c.roll.of[feed.ID{Instance: "inst"}][0]
 		c.mu.Unlock()
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -240,7 +240,7 @@ func TestAskedSyncMends(t *testing.T) {
 	const name = "inst/lmcache/0"
 	s.Until("ccc-", name, ints(1, 2, 3, 4)...)
 	keys := ints(1, 4)
-	var wrong filing.Ops
+	var wrong feed.Ops
 	wrong.Key(store.Remove, store.CPU, keys[0].ChunkKey())
 	wrong.Key(store.Add, store.CPU, keys[1].ChunkKey())
 	must.OK(t, s.Index.Apply(t.Context(), store.Batch{Pod: name, Model: model, Ops: wrong.List}))
@@ -264,7 +264,7 @@ func TestEndedWorkerTakesNoRoom(t *testing.T) {
 	c := s.controller()
 	s.client(c, "inst", 0, true)
 	c.mu.Lock()
-	w := c.roll.of[filing.ID{Instance: "inst"}][0]
+	w := c.roll.of[feed.ID{Instance: "inst"}][0]
 	c.mu.Unlock()
 	c.remove(w, true)
 	lmcachetest.WaitFor(t, "its end", func() bool {

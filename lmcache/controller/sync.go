@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -195,7 +195,7 @@ func (w *worker) finishSync(ctx context.Context, it *item) {
 	}
 	w.flush(ctx)
 	// Batches do not change any more: all are there. Only this goroutine appends to since.
-	var ops filing.Ops
+	var ops feed.Ops
 	ops.Clear(s.tier)
 	for i := 0; i < len(s.keys); i += store.MaxOpKeys {
 		ops.List = append(ops.List, store.Op{Kind: store.Add, Tier: s.tier, Keys: s.keys[i:min(len(s.keys), i+store.MaxOpKeys)]})

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -14,7 +14,7 @@ import (
 // it from there and writes.
 type worker struct {
 	c    *Controller
-	id   filing.ID
+	id   feed.ID
 	wake chan struct{}
 	stop context.CancelFunc
 
@@ -44,14 +44,14 @@ type worker struct {
 	asked    time.Time
 
 	// What follows belongs to run.
-	file    *filing.Worker
-	fresh   bool                  // its process has just started
-	barred  bool                  // it has no pod of its own: nothing is kept until review finds one
-	lost    bool                  // another writer has its generation
-	next    [numLocations]uint64  // 1 + the last operation's number; 0 is not known
-	doubt   [store.NumTiers]doubt // by tier
-	pending filing.Ops
-	keys    int // in pending
+	registration *feed.Worker
+	fresh        bool                  // its process has just started
+	barred       bool                  // it has no pod of its own: nothing is kept until review finds one
+	lost         bool                  // another writer has its generation
+	next         [numLocations]uint64  // 1 + the last operation's number; 0 is not known
+	doubt        [store.NumTiers]doubt // by tier
+	pending      feed.Ops
+	keys         int // in pending
 }
 
 const numLocations = 6
@@ -148,12 +148,12 @@ func (w *worker) do(ctx context.Context, it *item) {
 
 // forget makes the worker one of which nothing is known.
 func (w *worker) forget() {
-	if w.file != nil {
-		w.file.Shut()
+	if w.registration != nil {
+		w.registration.Shut()
 	}
 	w.next = [numLocations]uint64{}
 	w.doubt = [store.NumTiers]doubt{}
-	w.pending, w.keys = filing.Ops{}, 0
+	w.pending, w.keys = feed.Ops{}, 0
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.endSync(false)

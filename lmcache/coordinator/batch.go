@@ -8,7 +8,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -132,7 +132,7 @@ func (k *objectKey) check() error {
 
 // check says what is wrong with a batch, but for its entries.
 func (b *batch) check() error {
-	if err := (filing.ID{Instance: b.Instance}).Validate(); err != nil {
+	if err := (feed.ID{Instance: b.Instance}).Validate(); err != nil {
 		return err
 	}
 	switch b.Type {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/defaults"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -21,7 +21,7 @@ type Config struct {
 	// Index is what is written to and asked.
 	Index store.Index
 	// Pods finds the pods of instances.
-	Pods filing.Pods
+	Pods feed.Pods
 	// Hashers recompute the chunks of a model's tokens. A model that is not there has
 	// LMCache's defaults: blake3, chunks of 256 tokens.
 	Hashers map[string]*lmcache.Hasher

@@ -20,7 +20,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -123,8 +123,8 @@ func (c *Coordinator) Stats() Stats {
 	}
 }
 
-func (c *Coordinator) filing() filing.Config {
-	return filing.Config{Index: c.config.Index, Lease: c.config.Lease, Timeout: c.config.Timeout}
+func (c *Coordinator) feed() feed.Config {
+	return feed.Config{Index: c.config.Index, Lease: c.config.Lease, Timeout: c.config.Timeout}
 }
 
 func (c *Coordinator) registry(ctx context.Context) (*store.Registry, error) {
@@ -263,7 +263,7 @@ func (c *Coordinator) instance(id, host string, create bool) (*instance, error) 
 		if len(c.instances) >= c.config.MaxInstances {
 			return nil, fmt.Errorf("%w: %d", errFull, c.config.MaxInstances)
 		}
-		in = &instance{c: c, id: id, host: host, workers: map[workerID]*filing.Worker{}}
+		in = &instance{c: c, id: id, host: host, workers: map[workerID]*feed.Worker{}}
 		c.instances[instanceID{id, host}] = in
 	}
 	if in != nil {
@@ -330,7 +330,7 @@ func (c *Coordinator) register(w http.ResponseWriter, r *http.Request) {
 	if m.ID == "" {
 		m.ID = "mp-" + strings.ToLower(rand.Text())
 	}
-	err := (filing.ID{Instance: m.ID}).Validate()
+	err := (feed.ID{Instance: m.ID}).Validate()
 	switch {
 	case err != nil:
 	case m.IP == "" || len(m.IP) > 253 || len(m.P2P) > 512:
@@ -389,7 +389,7 @@ func (in *instance) registered() bool {
 // deregister handles DELETE /instances/{id}.
 func (c *Coordinator) deregister(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	if err := (filing.ID{Instance: id}).Validate(); err == nil {
+	if err := (feed.ID{Instance: id}).Validate(); err == nil {
 		// Another replica may have its events: the index knows.
 		in, err := c.instance(id, hostOf(r), false)
 		if in == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -263,7 +263,7 @@ func TestReplicas(t *testing.T) {
 func TestWorkers(t *testing.T) {
 	s := newStage(t, "p1", "p2")
 	c := s.coordinator(func(c *Config) {
-		c.Pods.Map = map[string][]filing.Target{"mp": {{Pod: "p1"}, {Pod: "p2", Rank: 1}}}
+		c.Pods.Map = map[string][]feed.Target{"mp": {{Pod: "p1"}, {Pod: "p2", Rank: 1}}}
 	})
 	rank := func(b string, rank int) string {
 		kv := must.Get(lmcache.NewKVRank(2, rank, 2, rank))(t)

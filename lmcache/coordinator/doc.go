@@ -20,7 +20,7 @@
 // # Placements
 //
 // An entry's kv_rank says which worker of how many it is of, and each is a registration
-// beside the pod, see package filing. Level l1 is the tier cpu; l2 is shared when it
+// beside the pod, see package feed. Level l1 is the tier cpu; l2 is shared when it
 // says so, and disk else. Entries with a cache salt are left out and counted, since
 // they must not be found without it. So are those of object groups but the first, and
 // those of models that the instance's pods do not serve.

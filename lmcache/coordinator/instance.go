@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -31,7 +31,7 @@ type instance struct {
 	seq         uint64
 	// suspect says why deletions may have been lost, "" when they have not.
 	suspect string
-	workers map[workerID]*filing.Worker
+	workers map[workerID]*feed.Worker
 	told    string // why it is unmapped
 	full    bool   // that there is no room for its workers was told
 	renewed time.Time
@@ -64,7 +64,7 @@ func (in *instance) ingest(ctx context.Context, list []batch) (s summary, err er
 	defer in.mu.Unlock()
 	in.hear(list[len(list)-1].Incarnation)
 	for try := 0; ; try++ {
-		if s, err = in.write(ctx, list); !filing.Final(err) || try == 2 {
+		if s, err = in.write(ctx, list); !feed.Final(err) || try == 2 {
 			return s, err
 		}
 		// Another replica has taken it over, or the index has lost it. It is heard here.
@@ -80,13 +80,13 @@ func (in *instance) write(ctx context.Context, list []batch) (s summary, err err
 		return s, err
 	}
 	targets, err := in.place(reg)
-	if err == nil || errors.Is(err, filing.ErrShared) {
+	if err == nil || errors.Is(err, feed.ErrShared) {
 		// What it holds for others than these ends.
 		if err := in.disown(ctx, targets); err != nil {
 			return s, err
 		}
 	}
-	if errors.Is(err, filing.ErrUnmapped) || errors.Is(err, filing.ErrShared) {
+	if errors.Is(err, feed.ErrUnmapped) || errors.Is(err, feed.ErrShared) {
 		// It is told that all is well: it could do nothing about it.
 		in.unmapped(err)
 		for i := range list {
@@ -113,7 +113,7 @@ func (in *instance) write(ctx context.Context, list []batch) (s summary, err err
 		next = cursor{in.incarnation, in.seq}
 	}
 	var count tally
-	changes := map[workerID]*filing.Ops{}
+	changes := map[workerID]*feed.Ops{}
 	clears := map[store.Tier]bool{}
 	suspect := in.suspect
 	for i := range list {
@@ -188,7 +188,7 @@ func holed(at cursor, list []batch) bool {
 type tally struct{ stored, deleted, skipped, foreign, gaps uint64 }
 
 // dropAdds takes changes of a tier back.
-func dropAdds(changes map[workerID]*filing.Ops, tier store.Tier) {
+func dropAdds(changes map[workerID]*feed.Ops, tier store.Tier) {
 	for _, o := range changes {
 		kept := o.List[:0]
 		for _, op := range o.List {
@@ -201,7 +201,7 @@ func dropAdds(changes map[workerID]*filing.Ops, tier store.Tier) {
 }
 
 // collect adds the changes of a batch.
-func (in *instance) collect(b *batch, targets []filing.Target, changes map[workerID]*filing.Ops, count *tally) {
+func (in *instance) collect(b *batch, targets []feed.Target, changes map[workerID]*feed.Ops, count *tally) {
 	var kind store.OpKind
 	switch b.Type {
 	case "store":
@@ -235,7 +235,7 @@ func (in *instance) collect(b *batch, targets []filing.Target, changes map[worke
 			w.Workers = max(w.Workers, k.Rank.WorldSize())
 			o := changes[id]
 			if o == nil {
-				o = &filing.Ops{}
+				o = &feed.Ops{}
 				changes[id] = o
 			}
 			if in.c.config.Heard != nil && kind == store.Add {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -201,11 +201,11 @@ func (f *placements) fill(to *found, holders []store.HolderID) {
 			continue
 		}
 		p := &f.registry.Pods[f.registry.Slots[slot].Pod]
-		if p.PartOf == nil || p.PartOf.Worker != to.Key.Rank.Rank() || p.Labels[filing.LabelInstance] == "" {
+		if p.PartOf == nil || p.PartOf.Worker != to.Key.Rank.Rank() || p.Labels[feed.LabelInstance] == "" {
 			continue
 		}
-		incarnation, _ := strconv.ParseUint(p.Labels[filing.LabelIncarnation], 10, 64) // 0 is not known
-		at := placement{Instance: p.Labels[filing.LabelInstance], Incarnation: incarnation, Tier: "l2", Backend: tier.String(), Shared: tier == store.Shared}
+		incarnation, _ := strconv.ParseUint(p.Labels[feed.LabelIncarnation], 10, 64) // 0 is not known
+		at := placement{Instance: p.Labels[feed.LabelInstance], Incarnation: incarnation, Tier: "l2", Backend: tier.String(), Shared: tier == store.Shared}
 		if tier == store.CPU {
 			at.Tier, at.Backend = "l1", "dram"
 		}

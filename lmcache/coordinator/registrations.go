@@ -7,13 +7,13 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // workerID is a worker of an instance for one of its pods.
 type workerID struct {
-	target filing.Target
+	target feed.Target
 	worker int
 }
 
@@ -22,7 +22,7 @@ const maxWorkers = 64
 
 // join makes a worker of the instance known, nil if there are too many. registered says
 // that the index has it already.
-func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
+func (in *instance) join(id workerID, shared, registered bool) *feed.Worker {
 	if len(in.workers) >= maxWorkers*max(1, len(in.c.config.Pods.Map[in.id])) {
 		return nil
 	}
@@ -34,7 +34,7 @@ func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
 		return nil
 	}
 	in.full = false
-	w := filing.NewWorker(in.c.filing(), filing.ID{Instance: in.id, Worker: id.worker}, id.target, shared)
+	w := feed.NewWorker(in.c.feed(), feed.ID{Instance: in.id, Worker: id.worker}, id.target, shared)
 	w.IP, _ = in.ip()
 	w.Host = in.host
 	in.workers[id] = w
@@ -45,7 +45,7 @@ func (in *instance) join(id workerID, shared, registered bool) *filing.Worker {
 func (c *Coordinator) room(in *instance, registered bool) bool {
 	n := 0
 	if !registered {
-		n = filing.Registered(c.config.Index.Cached())
+		n = feed.Registered(c.config.Index.Cached())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,8 +63,8 @@ func (c *Coordinator) room(in *instance, registered bool) bool {
 }
 
 // apply writes for all workers of the instance at once, so that they have one cursor.
-func (in *instance) apply(ctx context.Context, next cursor, clears map[store.Tier]bool, changes map[workerID]*filing.Ops) error {
-	var workers []*filing.Worker
+func (in *instance) apply(ctx context.Context, next cursor, clears map[store.Tier]bool, changes map[workerID]*feed.Ops) error {
+	var workers []*feed.Worker
 	var batches []store.Batch
 	for id, w := range in.workers {
 		incarnation := strconv.FormatUint(next.incarnation-1, 10)
@@ -74,7 +74,7 @@ func (in *instance) apply(ctx context.Context, next cursor, clears map[store.Tie
 				return err
 			}
 		}
-		var ops filing.Ops
+		var ops feed.Ops
 		for tier := range clears {
 			ops.Clear(tier)
 		}
@@ -82,16 +82,16 @@ func (in *instance) apply(ctx context.Context, next cursor, clears map[store.Tie
 			ops.List = append(ops.List, o.List...)
 		}
 		workers = append(workers, w)
-		batches = append(batches, w.Batch(ops.List, filing.Mark{Kind: markIncarnation, Value: next.incarnation}, filing.Mark{Kind: markSeq, Value: next.seq}))
+		batches = append(batches, w.Batch(ops.List, feed.Mark{Kind: markIncarnation, Value: next.incarnation}, feed.Mark{Kind: markSeq, Value: next.seq}))
 	}
 	if len(workers) == 0 {
 		return nil
 	}
-	return filing.Apply(ctx, in.c.filing(), workers, batches)
+	return feed.Apply(ctx, in.c.feed(), workers, batches)
 }
 
 // open makes sure that a worker can be written for: a new one begins.
-func (in *instance) open(ctx context.Context, w *filing.Worker) error {
+func (in *instance) open(ctx context.Context, w *feed.Worker) error {
 	if w.Open() {
 		_, err := w.Renew(ctx) // its incarnation has changed
 		return err
@@ -101,18 +101,18 @@ func (in *instance) open(ctx context.Context, w *filing.Worker) error {
 
 // load takes over what is registered of the instance, and finds out how far it was
 // written.
-func (in *instance) load(ctx context.Context, reg *store.Registry, targets []filing.Target) error {
+func (in *instance) load(ctx context.Context, reg *store.Registry, targets []feed.Target) error {
 	in.known = false // until all of it has been taken over
-	in.workers = map[workerID]*filing.Worker{}
+	in.workers = map[workerID]*feed.Worker{}
 	in.held.Store(0)
 	in.incarnation, in.seq, in.suspect = 0, 0, ""
 	first := true
 	for i := range reg.Pods {
 		p := &reg.Pods[i]
-		if p.PartOf == nil || p.Labels[filing.LabelInstance] != in.id {
+		if p.PartOf == nil || p.Labels[feed.LabelInstance] != in.id {
 			continue
 		}
-		id := workerID{filing.Target{Pod: p.PartOf.Pod, Rank: p.PartOf.Rank, Model: p.Model}, p.PartOf.Worker}
+		id := workerID{feed.Target{Pod: p.PartOf.Pod, Rank: p.PartOf.Rank, Model: p.Model}, p.PartOf.Worker}
 		if !slices.Contains(targets, id.target) { // another server's of this id
 			continue
 		}
@@ -120,7 +120,7 @@ func (in *instance) load(ctx context.Context, reg *store.Registry, targets []fil
 		if w == nil {
 			continue
 		}
-		w.Workers, w.Incarnation = p.PartOf.Workers, p.Labels[filing.LabelIncarnation]
+		w.Workers, w.Incarnation = p.PartOf.Workers, p.Labels[feed.LabelIncarnation]
 		marks, took, err := w.TakeOver(ctx, markIncarnation, markSeq)
 		if err != nil {
 			return err
@@ -165,12 +165,12 @@ func (in *instance) renew(ctx context.Context) error {
 
 // named reports whether the names of registrations have the pod: where the instance works
 // for several, or others may have its id.
-func (in *instance) named(targets []filing.Target) bool {
+func (in *instance) named(targets []feed.Target) bool {
 	return len(targets) > 1 || !in.c.config.Pods.Names(in.id, targets[0])
 }
 
 // disown ends the registrations of workers for others than these targets; in.mu is held.
-func (in *instance) disown(ctx context.Context, targets []filing.Target) error {
+func (in *instance) disown(ctx context.Context, targets []feed.Target) error {
 	for id, w := range in.workers {
 		if slices.Contains(targets, id.target) {
 			continue
@@ -187,12 +187,12 @@ func (in *instance) disown(ctx context.Context, targets []filing.Target) error {
 // owns reports whether a registration is of this server, and not of another one that has
 // its id.
 func (in *instance) owns(p *store.Pod) bool {
-	if p.PartOf == nil || p.Labels[filing.LabelInstance] != in.id {
+	if p.PartOf == nil || p.Labels[feed.LabelInstance] != in.id {
 		return false
 	}
-	host := p.Labels[filing.LabelHost]
+	host := p.Labels[feed.LabelHost]
 	ip, _ := in.ip()
-	return host == "" || host == in.host || p.Labels[filing.LabelIP] == ip
+	return host == "" || host == in.host || p.Labels[feed.LabelIP] == ip
 }
 
 // retire ends the registrations of the instance.

@@ -5,12 +5,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // ip is where the server is, as it has told, or else where it speaks from. It is
-// filing.ErrShared while two that tell different addresses register from one host: nothing
+// feed.ErrShared while two that tell different addresses register from one host: nothing
 // says which of them events are of.
 func (in *instance) ip() (string, error) {
 	in.memberMu.Lock()
@@ -30,7 +30,7 @@ func (in *instance) where(ip string) string {
 }
 
 func (in *instance) shared(one, other string) error {
-	return fmt.Errorf("%w, so that nothing is kept of what they say: %s and %s; give each an instance id of its own", filing.ErrShared, one, other)
+	return fmt.Errorf("%w, so that nothing is kept of what they say: %s and %s; give each an instance id of its own", feed.ErrShared, one, other)
 }
 
 // hear notes that events of an incarnation have come.
@@ -67,9 +67,9 @@ func (in *instance) tellShared(one, other string) {
 	}
 }
 
-// place finds the targets of the server. It is filing.ErrShared where another one, at
+// place finds the targets of the server. It is feed.ErrShared where another one, at
 // another host, has its id and the same claim to one of them.
-func (in *instance) place(reg *store.Registry) ([]filing.Target, error) {
+func (in *instance) place(reg *store.Registry) ([]feed.Target, error) {
 	pods := &in.c.config.Pods
 	ip, err := in.ip()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/lmcachetest"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // server is a server of MP mode with an id that others may have too.
@@ -100,7 +100,7 @@ func TestOneIDAtTwoHosts(t *testing.T) {
 // does at once.
 func TestOneIDOfMPThatNamesAPod(t *testing.T) {
 	s := newStage(t, "pod")
-	c := s.coordinator(func(c *Config) { c.Pods.Map = map[string][]filing.Target{"mp": {{Pod: "pod"}}} })
+	c := s.coordinator(func(c *Config) { c.Pods.Map = map[string][]feed.Target{"mp": {{Pod: "pod"}}} })
 	name := lmcache.WorkerName("mp", "", 0)
 	one := (&server{t: t, c: c, host: "192.0.2.1", ip: "10.0.0.1", incarnation: 1}).register()
 	one.say("store", "l1", "a")

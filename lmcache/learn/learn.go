@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/survey"
+	"github.com/kvatlas/kvatlas/lmcache/diagnose"
 )
 
 const (
@@ -55,8 +55,8 @@ type Config struct {
 // Learner finds profiles. It is safe for concurrent use.
 type Learner struct {
 	c     Config
-	found atomic.Pointer[survey.Survey] // what the last scan has seen; nil is nothing
-	due   atomic.Int64                  // when the next scan may be, in Unix nanoseconds
+	found atomic.Pointer[diagnose.Diagnosis] // what the last scan has seen; nil is nothing
+	due   atomic.Int64                       // when the next scan may be, in Unix nanoseconds
 
 	mu     sync.Mutex // protects models
 	models map[string]*model
@@ -106,7 +106,7 @@ func (l *Learner) Reader(name string, tokens []uint32) *lmcache.Reader {
 	if m == nil {
 		return nil
 	}
-	if len(tokens) >= survey.LeastTokens && now >= m.due.Load() {
+	if len(tokens) >= diagnose.LeastTokens && now >= m.due.Load() {
 		select {
 		case l.prompt <- prompt{name, m, slices.Clone(tokens[:min(len(tokens), maxTokens)])}:
 			m.due.Store(now + int64(firstWait))
@@ -165,11 +165,11 @@ func (l *Learner) look(ctx context.Context) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	s := survey.New(survey.Config{Mode: lmcache.AutoEntries})
+	s := diagnose.New(diagnose.Config{Mode: lmcache.AutoEntries})
 	n := 0
 	err := l.c.Names(ctx, func(name string) {
 		if tell, _ := s.Want(name); tell && n < maxNames {
-			s.Add(survey.Entry{Name: name})
+			s.Add(diagnose.Entry{Name: name})
 			n++
 		}
 	})
@@ -204,11 +204,11 @@ func (l *Learner) try(ctx context.Context, p prompt) {
 	}
 	var learnt []string
 	for _, f := range e.Profiles(names, there) {
-		if slices.ContainsFunc(p.of.profiles, func(q lmcache.Profile) bool { return survey.Spell(p.name, q) == survey.Spell(p.name, f) }) {
+		if slices.ContainsFunc(p.of.profiles, func(q lmcache.Profile) bool { return diagnose.Spell(p.name, q) == diagnose.Spell(p.name, f) }) {
 			continue
 		}
 		p.of.profiles = append(p.of.profiles, f)
-		learnt = append(learnt, survey.Spell(p.name, f))
+		learnt = append(learnt, diagnose.Spell(p.name, f))
 	}
 	if len(learnt) == 0 {
 		return

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/ingest/zmq"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 )
 
 // lmcacheFeedSettings are what LMCache itself talks to.
@@ -66,7 +66,7 @@ func (c *Config) validateFeed() error {
 	if c.LMCacheCoordinatorListen != "" {
 		errs = append(errs, checkAddress("lmcache-coordinator-listen", c.LMCacheCoordinatorListen))
 	}
-	if _, err := filing.ParseMap(c.LMCacheInstances); err != nil {
+	if _, err := feed.ParseMap(c.LMCacheInstances); err != nil {
 		errs = append(errs, fmt.Errorf("lmcache-instances: %w", err))
 	}
 	if (c.LMCacheControllerPull != "" || c.LMCacheCoordinatorListen != "") && !c.Roles.Has(RoleIngest) {

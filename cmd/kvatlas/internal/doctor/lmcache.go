@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/survey"
+	"github.com/kvatlas/kvatlas/lmcache/diagnose"
 	"github.com/kvatlas/kvatlas/store"
 	"github.com/kvatlas/kvatlas/store/redis"
 	"github.com/kvatlas/kvatlas/store/redis/external"
@@ -64,10 +64,10 @@ func (l *LMCache) look(ctx context.Context) []check.Finding {
 	if err != nil {
 		return failed(err)
 	}
-	var entries []survey.Entry
+	var entries []diagnose.Entry
 	var refusals []check.Finding // of the findings on single keys, each once
 	owners := &entryOwners{ask: func(model string, texts []string) ([]string, error) { return x.EntryOwners(ctx, model, texts) }}
-	s := survey.New(survey.Config{
+	s := diagnose.New(diagnose.Config{
 		Profiles: l.Profiles, Mode: l.Mode, Pods: reg.Pods, Now: time.Now(), MaxAge: l.Redis.EntryAge,
 		Owner: owners.of, Learns: l.Learns,
 	})
@@ -90,7 +90,7 @@ func (l *LMCache) look(ctx context.Context) []check.Finding {
 					refusals = append(refusals, f)
 				}
 			}
-			entries = append(entries, survey.Entry{Name: k.Name, Type: k.Type, Aged: k.Aged, Text: k.Text, Fields: k.Fields})
+			entries = append(entries, diagnose.Entry{Name: k.Name, Type: k.Type, Aged: k.Aged, Text: k.Text, Fields: k.Fields})
 		},
 	})
 	if err != nil {
@@ -165,7 +165,7 @@ type entryOwners struct {
 }
 
 // meet takes in the texts of an entry.
-func (o *entryOwners) meet(e survey.Entry) {
+func (o *entryOwners) meet(e diagnose.Entry) {
 	if o.met == nil {
 		o.met, o.by = map[string]bool{}, map[string]map[string]string{}
 	}
@@ -199,7 +199,7 @@ func (o *entryOwners) of(model, text string) string {
 }
 
 // explain asks the index and Redis what an explanation wants to know.
-func explain(ctx context.Context, x *redis.Index, e *survey.Explanation, model string) ([]check.Finding, error) {
+func explain(ctx context.Context, x *redis.Index, e *diagnose.Explanation, model string) ([]check.Finding, error) {
 	h := &heldKeys{}
 	q := &store.Query{Model: blockkey.ModelOf(model), Keys: e.Keys(), Fold: h}
 	if err := x.Lookup(ctx, q); err != nil {

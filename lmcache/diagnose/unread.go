@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 )
 
 // whyUnread says why such names are never asked for.
-func (s *Survey) whyUnread(g *group) check.Finding {
+func (s *Diagnosis) whyUnread(g *group) check.Finding {
 	never := func(level check.Level, because, do string) check.Finding {
 		return check.Finding{Level: level, Means: "they never match: " + because, Do: do}
 	}
@@ -49,7 +49,7 @@ func (s *Survey) whyUnread(g *group) check.Finding {
 // nearestRead says in what a kind differs from what is read of the model that is most
 // like it. Where the model is "" any is compared; the result is nil when nothing is
 // read.
-func (s *Survey) nearestRead(k kind, model string) (best []string) {
+func (s *Diagnosis) nearestRead(k kind, model string) (best []string) {
 	score := -1
 	for _, r := range s.reads {
 		if model != "" && r.model != model {

@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"cmp"
@@ -24,7 +24,7 @@ var Names = []string{
 const shown = 3
 
 // Findings says what was found. all reports whether these were all keys that there are.
-func (s *Survey) Findings(all bool) []check.Finding {
+func (s *Diagnosis) Findings(all bool) []check.Finding {
 	var out []check.Finding
 	add := func(f check.Finding) { out = append(out, f) }
 	for _, err := range s.broken {
@@ -62,7 +62,7 @@ func (s *Survey) Findings(all bool) []check.Finding {
 }
 
 // readers are the names that are read of a group's kind.
-func (s *Survey) readers(k kind) (out []read) {
+func (s *Diagnosis) readers(k kind) (out []read) {
 	for _, r := range s.reads {
 		r.suffix, k.suffix = "", ""
 		if r.kind == k {
@@ -72,7 +72,7 @@ func (s *Survey) readers(k kind) (out []read) {
 	return out
 }
 
-func (s *Survey) judgeEntries(g *group, all bool) check.Finding {
+func (s *Diagnosis) judgeEntries(g *group, all bool) check.Finding {
 	f := check.Finding{What: "lmcache entries", Where: g.pattern()}
 	n := len(g.chunks) + g.chunkless
 	f.Found = fmt.Sprintf("%s of %s, each %s", count(g.entries, "entry"), count(n, "chunk"), shapes[g.shape])
@@ -95,7 +95,7 @@ func (s *Survey) judgeEntries(g *group, all bool) check.Finding {
 }
 
 // judgeModels holds the models of entries against those that requests may name.
-func (s *Survey) judgeModels(groups []*group, add func(check.Finding)) {
+func (s *Diagnosis) judgeModels(groups []*group, add func(check.Finding)) {
 	entries := map[string]int{}
 	for _, g := range groups {
 		entries[g.model] += g.entries
@@ -162,7 +162,7 @@ func last(name string) string {
 }
 
 // judgeOwners compares the holders that entries name with the registry.
-func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
+func (s *Diagnosis) judgeOwners(g *group, add func(check.Finding)) {
 	if g.shape != owner && g.shape != owners {
 		return
 	}
@@ -200,7 +200,7 @@ func (s *Survey) judgeOwners(g *group, add func(check.Finding)) {
 }
 
 // requested is the name that requests have for the model of a kind.
-func (s *Survey) requested(k kind) string {
+func (s *Diagnosis) requested(k kind) string {
 	for _, r := range s.readers(k) {
 		return r.model
 	}
@@ -215,7 +215,7 @@ func (s *Survey) requested(k kind) string {
 }
 
 // whyNobody says why a text names no pod.
-func (s *Survey) whyNobody(model, text string) string {
+func (s *Diagnosis) whyNobody(model, text string) string {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
 		host, port = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), ""
@@ -255,7 +255,7 @@ func hostOf(address string) string {
 }
 
 // judgeWorkers says which workers' halves of chunks are missing.
-func (s *Survey) judgeWorkers(g *group, add func(check.Finding), all bool) {
+func (s *Diagnosis) judgeWorkers(g *group, add func(check.Finding), all bool) {
 	if g.shape == owners || g.world < 2 || g.world > maxWorld || g.suffix == "kv_bytes" || g.variant != "" {
 		return
 	}
@@ -291,7 +291,7 @@ func (s *Survey) judgeWorkers(g *group, add func(check.Finding), all bool) {
 }
 
 // judgeAge says how old entries are, and whether they can grow old.
-func (s *Survey) judgeAge(g *group, add func(check.Finding)) {
+func (s *Diagnosis) judgeAge(g *group, add func(check.Finding)) {
 	if g.shape != owner && g.shape != owners {
 		return
 	}
@@ -315,7 +315,7 @@ func (s *Survey) judgeAge(g *group, add func(check.Finding)) {
 }
 
 // judgeTensors says what tensors prove.
-func (s *Survey) judgeTensors(groups []*group, add func(check.Finding)) {
+func (s *Diagnosis) judgeTensors(groups []*group, add func(check.Finding)) {
 	n, read := 0, 0
 	for _, g := range groups {
 		if g.shape == tensors || g.shape == object {

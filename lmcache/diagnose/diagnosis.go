@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"cmp"
@@ -187,8 +187,8 @@ const (
 	maxWorld  = 1_024
 )
 
-// Survey takes entries in.
-type Survey struct {
+// Diagnosis takes entries in.
+type Diagnosis struct {
 	c      Config
 	groups map[kind]*group
 	passed int // entries of groups beyond maxGroups
@@ -206,9 +206,9 @@ type read struct {
 	parsed
 }
 
-// New returns a survey that has seen nothing.
-func New(c Config) *Survey {
-	s := &Survey{c: c, groups: map[kind]*group{}, profiles: map[string][]lmcache.Profile{}}
+// New returns a diagnosis that has seen nothing.
+func New(c Config) *Diagnosis {
+	s := &Diagnosis{c: c, groups: map[kind]*group{}, profiles: map[string][]lmcache.Profile{}}
 	if s.c.Owner == nil {
 		s.c.Owner = func(string, string) string { return "" }
 	}
@@ -227,7 +227,7 @@ func New(c Config) *Survey {
 }
 
 // addReader finds out which kinds of names a reader asks for.
-func (s *Survey) addReader(model string, p lmcache.Profile, r *lmcache.Reader) {
+func (s *Diagnosis) addReader(model string, p lmcache.Profile, r *lmcache.Reader) {
 	for _, k := range kinds(p, r) {
 		s.reads = append(s.reads, read{model, p, k})
 	}
@@ -263,7 +263,7 @@ func kinds(p lmcache.Profile, r *lmcache.Reader) (out []parsed) {
 
 // Want reports whether Add needs a key of this name, and whether its value is
 // needed. Keys that may hold tensors are never to be read.
-func (s *Survey) Want(name string) (tell, read bool) {
+func (s *Diagnosis) Want(name string) (tell, read bool) {
 	p, ok := parse(name)
 	if !ok {
 		s.other++
@@ -273,7 +273,7 @@ func (s *Survey) Want(name string) (tell, read bool) {
 }
 
 // Add takes a key in. Each is to be added once.
-func (s *Survey) Add(e Entry) {
+func (s *Diagnosis) Add(e Entry) {
 	p, ok := parse(e.Name)
 	if !ok {
 		return
@@ -351,7 +351,7 @@ func stamp(meta string) (time.Time, bool) {
 
 // merge makes one group of hex hashes without a letter and the decimal ones that they
 // are among.
-func (s *Survey) merge() {
+func (s *Diagnosis) merge() {
 	for k, g := range s.groups {
 		if k.form != lmcache.FormHex || k.width > 0 || g.letters {
 			continue
@@ -376,7 +376,7 @@ func (s *Survey) merge() {
 }
 
 // sorted are the groups, the same order each time.
-func (s *Survey) sorted() []*group {
+func (s *Diagnosis) sorted() []*group {
 	s.merge()
 	return slices.SortedFunc(maps.Values(s.groups), func(a, b *group) int {
 		return cmp.Or(cmp.Compare(a.shape, b.shape), strings.Compare(a.model, b.model), strings.Compare(a.pattern(), b.pattern()))

@@ -1,4 +1,4 @@
-// Package filing writes into the index what LMCache's workers hold, for lmcache/controller and
+// Package feed writes into the index what LMCache's workers hold, for lmcache/controller and
 // lmcache/coordinator, which hear of it.
 //
 // Each worker is a registration of its own beside the pod's ([store.PartOf]), with its
@@ -16,4 +16,4 @@
 //
 // What a writer must know to go on where another one was left is in the generation's map as
 // marks. These are numbers that are written with the blocks, in one step.
-package filing
+package feed

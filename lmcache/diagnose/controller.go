@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"fmt"
@@ -6,12 +6,12 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/check"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
 // judgeController holds the cache workers that are registered against what is asked for.
-func (s *Survey) judgeController(add func(check.Finding)) {
+func (s *Diagnosis) judgeController(add func(check.Finding)) {
 	type instance struct {
 		part store.PartOf
 		name string
@@ -72,7 +72,7 @@ func (s *Survey) judgeController(add func(check.Finding)) {
 
 // sharedIDs returns the ids of workers that several processes use, with their processes. These are first
 // those that cannot be told apart, then those that can, by their addresses.
-func (s *Survey) sharedIDs() (shared, apart []string) {
+func (s *Diagnosis) sharedIDs() (shared, apart []string) {
 	type id struct {
 		instance string
 		worker   int
@@ -80,15 +80,15 @@ func (s *Survey) sharedIDs() (shared, apart []string) {
 	at := map[id][]string{}
 	for i := range s.c.Pods {
 		p := &s.c.Pods[i]
-		if p.PartOf == nil || p.Labels[filing.LabelInstance] == "" {
+		if p.PartOf == nil || p.Labels[feed.LabelInstance] == "" {
 			continue
 		}
-		in := id{p.Labels[filing.LabelInstance], p.PartOf.Worker}
-		if by := p.Labels[filing.LabelShared]; by != "" {
+		in := id{p.Labels[feed.LabelInstance], p.PartOf.Worker}
+		if by := p.Labels[feed.LabelShared]; by != "" {
 			shared = append(shared, fmt.Sprintf("%s/%d by %s", in.instance, in.worker, by))
 			continue
 		}
-		if ip := p.Labels[filing.LabelIP]; ip != "" && !slices.Contains(at[in], ip) {
+		if ip := p.Labels[feed.LabelIP]; ip != "" && !slices.Contains(at[in], ip) {
 			at[in] = append(at[in], ip)
 		}
 	}

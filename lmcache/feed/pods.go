@@ -1,4 +1,4 @@
-package filing
+package feed
 
 import (
 	"errors"
@@ -14,13 +14,13 @@ import (
 // Errors.
 var (
 	// ErrConfig says that a setting cannot be right.
-	ErrConfig = errors.New("filing: invalid config")
+	ErrConfig = errors.New("feed: invalid config")
 	// ErrUnmapped says that no pod is known for an instance; the message says why, and
 	// what to set.
-	ErrUnmapped = errors.New("filing: no pod is known for the instance")
+	ErrUnmapped = errors.New("feed: no pod is known for the instance")
 	// ErrShared says that several processes that cannot be told apart use one id; the
 	// message names them.
-	ErrShared = errors.New("filing: several processes use the id")
+	ErrShared = errors.New("feed: several processes use the id")
 )
 
 // Target is the rank of a pod that an instance works for.

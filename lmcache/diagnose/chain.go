@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"cmp"
@@ -35,7 +35,7 @@ type Chain struct {
 
 // Explanation is the search for the chain by which a prompt is filed.
 type Explanation struct {
-	s      *Survey
+	s      *Diagnosis
 	model  string
 	tokens []uint32
 	chains []Chain
@@ -47,7 +47,7 @@ type Explanation struct {
 // Explain begins a search for how the first chunk of a model's prompt is filed. Ask the
 // index about Keys and Redis about Names, and give the answers to Findings. Entries have
 // to be added before.
-func (s *Survey) Explain(model string, tokens []uint32) *Explanation {
+func (s *Diagnosis) Explain(model string, tokens []uint32) *Explanation {
 	e := &Explanation{s: s, model: model, tokens: tokens, chains: chainsOf(tokens, s.profiles[model])}
 	for _, g := range s.sorted() {
 		if g.variant != "" || g.suffix == "kv_bytes" {

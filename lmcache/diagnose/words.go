@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package filing
+package feed
 
 import (
 	"cmp"

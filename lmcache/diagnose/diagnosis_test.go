@@ -1,4 +1,4 @@
-package survey
+package diagnose
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/check"
 	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/lmcache"
-	"github.com/kvatlas/kvatlas/lmcache/filing"
+	"github.com/kvatlas/kvatlas/lmcache/feed"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -48,7 +48,7 @@ func owned(names []string, text string) (out []Entry) {
 	return out
 }
 
-func survey(c Config, entries ...[]Entry) *Survey {
+func diagnosed(c Config, entries ...[]Entry) *Diagnosis {
 	s := New(c)
 	for _, list := range entries {
 		for _, e := range list {
@@ -118,7 +118,7 @@ func TestEntriesThatMatch(t *testing.T) {
 		{"resp:// of MP", lmcache.AutoEntries, lmcache.Profile{Config: blake, Remote: lmcache.RemoteRESP}, []Entry{{Name: keys(t, blake, lmcache.Target{})[0], Type: "string"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := survey(Config{Profiles: profiles(c.p), Mode: c.mode, Pods: pods, Owner: ownerOf, Now: now, MaxAge: time.Hour}, c.entries)
+			s := diagnosed(Config{Profiles: profiles(c.p), Mode: c.mode, Pods: pods, Owner: ownerOf, Now: now, MaxAge: time.Hour}, c.entries)
 			list := s.Findings(true)
 			want(t, list, "lmcache entries", check.OK)
 			want(t, list, "lmcache model", check.OK, model)
@@ -192,7 +192,7 @@ func TestEntriesThatNeverMatch(t *testing.T) {
 			if c.p != nil {
 				conf.Profiles = profiles(c.p...)
 			}
-			want(t, survey(conf, c.entries).Findings(true), c.what, c.level, c.words...)
+			want(t, diagnosed(conf, c.entries).Findings(true), c.what, c.level, c.words...)
 		})
 	}
 }
@@ -225,7 +225,7 @@ func TestExplain(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := must.Get(lmcache.New(c.has))(t)
 			key := h.Append(nil, tokens()[:h.ChunkSize()])[0].ChunkKey()
-			s := survey(Config{Profiles: profiles(lmcache.Profile{Config: c.mine}), Mode: lmcache.AutoEntries})
+			s := diagnosed(Config{Profiles: profiles(lmcache.Profile{Config: c.mine}), Mode: lmcache.AutoEntries})
 			e := s.Explain(model, tokens())
 			held := make([]bool, len(e.Keys()))
 			for i, k := range e.Keys() {
@@ -249,7 +249,7 @@ func TestExplain(t *testing.T) {
 			want(t, list, "lmcache chain", check.Warn, c.words...)
 		})
 	}
-	s := survey(Config{})
+	s := diagnosed(Config{})
 	want(t, s.Explain(model, tokens()).Findings(nil, nil), "lmcache chain", check.Info, "no engine has filed")
 	want(t, s.Explain(model, tokens()[:8]).Findings(nil, nil), "lmcache chain", check.Info, "8 tokens are less than")
 	e := s.Explain(model, tokens())
@@ -288,7 +288,7 @@ func TestNamesThatDiffer(t *testing.T) {
 					entries = append(entries, Entry{Name: n + "metadata", Type: "string"})
 				}
 			}
-			e := survey(Config{Profiles: profiles(c.p), Mode: lmcache.AutoEntries}, entries).Explain(model, tokens())
+			e := diagnosed(Config{Profiles: profiles(c.p), Mode: lmcache.AutoEntries}, entries).Explain(model, tokens())
 			there := make([]bool, len(e.Names()))
 			for i, n := range e.Names() {
 				there[i] = slices.ContainsFunc(entries, func(e Entry) bool { return e.Name == n })
@@ -309,7 +309,7 @@ func TestRefusedProfile(t *testing.T) {
 	has := refused.Config
 	has.Seed = "42"
 	h := must.Get(lmcache.New(has))(t)
-	s := survey(Config{Profiles: profiles(refused), Mode: lmcache.AutoEntries}, owned(keys(t, v031, lmcache.Target{}), "h"))
+	s := diagnosed(Config{Profiles: profiles(refused), Mode: lmcache.AutoEntries}, owned(keys(t, v031, lmcache.Target{}), "h"))
 	list := s.Findings(true)
 	want(t, list, "lmcache profile", check.Fail, "PYTHONHASHSEED")
 	want(t, list, "lmcache entries", check.Warn, "never match: the profile is refused")
@@ -343,7 +343,7 @@ func TestReleases(t *testing.T) {
 
 // TestDecimalThatLooksLikeHex has decimal hashes of which some could be hex.
 func TestDecimalThatLooksLikeHex(t *testing.T) {
-	s := survey(Config{Profiles: profiles(lmcache.Profile{Config: lmcache.Config{Version: lmcache.V033}}), Mode: lmcache.AutoEntries, Owner: ownerOf},
+	s := diagnosed(Config{Profiles: profiles(lmcache.Profile{Config: lmcache.Config{Version: lmcache.V033}}), Mode: lmcache.AutoEntries, Owner: ownerOf},
 		owned([]string{"vllm@" + model + "@1@0@-3056368036007599741", "vllm@" + model + "@1@0@123456789012345"}, "10.0.0.1"))
 	list := s.Findings(true)
 	want(t, list, "lmcache entries", check.OK, "2 entries of 2 chunks", "<decimal>")
@@ -359,15 +359,15 @@ func TestController(t *testing.T) {
 		return store.Pod{Name: lmcache.WorkerName(name, "", n), Model: m, PartOf: &store.PartOf{Pod: pod, Worker: n, Workers: of}}
 	}
 	labelled := func(instance string, n int, pod, ip, shared string) store.Pod {
-		p := store.Pod{Name: lmcache.WorkerName(instance, pod, n), Model: model, PartOf: &store.PartOf{Pod: pod, Worker: n, Workers: 1}, Labels: map[string]string{filing.LabelInstance: instance}}
-		for label, v := range map[string]string{filing.LabelIP: ip, filing.LabelShared: shared} {
+		p := store.Pod{Name: lmcache.WorkerName(instance, pod, n), Model: model, PartOf: &store.PartOf{Pod: pod, Worker: n, Workers: 1}, Labels: map[string]string{feed.LabelInstance: instance}}
+		for label, v := range map[string]string{feed.LabelIP: ip, feed.LabelShared: shared} {
 			if v != "" {
 				p.Labels[label] = v
 			}
 		}
 		return p
 	}
-	s := survey(Config{
+	s := diagnosed(Config{
 		Profiles: profiles(lmcache.Profile{Config: v031}), Mode: lmcache.AutoEntries,
 		Pods: []store.Pod{
 			{Name: "p", Model: model}, {Name: "q", Model: "other"},
