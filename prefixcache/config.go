@@ -18,11 +18,8 @@ const (
 
 // Defaults and limits of Config.
 const (
-	defaultMaxBytes   = 256 << 20
-	minMaxBytes       = 64 << 10
-	defaultChunkBytes = 256
-	minChunkBytes     = 16
-	maxChunkBytes     = 64 << 10
+	defaultMaxBytes = 256 << 20
+	minMaxBytes     = 64 << 10
 )
 
 // maxText bounds a text in bytes and in tokens, so that both fit the 32-bit
@@ -47,21 +44,13 @@ type Config struct {
 	// MaxBytes bounds the memory that the store takes, in bytes, keys and
 	// bookkeeping included. 0 is 256 MiB; at least 64 KiB.
 	MaxBytes int64
-	// ChunkBytes is the length of LRU's chunks in bytes of text. Smaller ones
-	// find more of what two texts share, at about 190 bytes of bookkeeping a
-	// chunk. 0 is 256; from 16 to 65,536. Trie has no chunks and ignores it.
-	ChunkBytes int
 }
 
 // validate fills in the defaults and checks the limits.
 func (c *Config) validate() error {
 	c.MaxBytes = cmp.Or(c.MaxBytes, defaultMaxBytes)
-	c.ChunkBytes = cmp.Or(c.ChunkBytes, defaultChunkBytes)
 	if c.MaxBytes < minMaxBytes {
 		return fmt.Errorf("%w: MaxBytes is %d, at least %d is needed", ErrConfig, c.MaxBytes, minMaxBytes)
-	}
-	if c.ChunkBytes < minChunkBytes || c.ChunkBytes > maxChunkBytes {
-		return fmt.Errorf("%w: ChunkBytes is %d, it must be from %d to %d", ErrConfig, c.ChunkBytes, minChunkBytes, maxChunkBytes)
 	}
 	return nil
 }

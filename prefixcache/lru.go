@@ -12,8 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// LRU is a Store that keeps the tokens of fixed-size chunks of text under
-// chained hashes. See the package comment for what it promises.
+// LRU is a Store that keeps the tokens of chunks of text under chained hashes. See the package comment for what it promises.
 //
 // The key of a chunk is a 128-bit hash over the scope, all chunks before it
 // and the chunk. Its seeds are drawn when the store is made, so that no client can prepare texts whose keys
@@ -31,7 +30,8 @@ import (
 //
 // Lock order: no goroutine holds two shards' locks.
 type LRU struct {
-	chunkBytes int
+	chunkBytes int // length of a text's first chunks
+	part       int // later ones are at most 1/part of what stands before
 	maxBytes   int64
 	seeds      seeds
 	shards     []shard // a power of two
@@ -71,6 +71,12 @@ const (
 	entryOverhead = chunkSize + elementSize + mapSlotSize
 )
 
+// The lengths of chunks: see chunkAt.
+const (
+	chunkBytes = 256
+	chunkPart  = 64
+)
+
 // NewLRU makes an LRU.
 func NewLRU(cfg Config) (*LRU, error) {
 	if err := cfg.validate(); err != nil {
@@ -80,7 +86,8 @@ func NewLRU(cfg Config) (*LRU, error) {
 	// entries, up to 64 of them.
 	n := min(64, 1<<(bits.Len64(uint64(cfg.MaxBytes/minMaxBytes))-1))
 	s := &LRU{
-		chunkBytes: cfg.ChunkBytes,
+		chunkBytes: chunkBytes,
+		part:       chunkPart,
 		maxBytes:   cfg.MaxBytes,
 		seeds:      seeds{rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64()},
 		shards:     make([]shard, n),
@@ -98,15 +105,15 @@ func (s *LRU) Find(dst []uint32, scope, text string) Match {
 		k      = s.root(scope)
 		parent uint64
 	)
-	for len(text)-m.Bytes >= s.chunkBytes {
-		k = next(k, text[m.Bytes:m.Bytes+s.chunkBytes], s.seeds.chunk)
+	for n := s.chunkAt(0); len(text)-m.Bytes >= n; n = s.chunkAt(m.Bytes) {
+		k = next(k, text[m.Bytes:m.Bytes+n], s.seeds.chunk)
 		c := s.shard(k).get(k, parent)
 		if c == nil {
 			s.counters.found(m, len(m.Tokens)-len(dst))
 			return m
 		}
 		m.Tokens = append(m.Tokens[:len(m.Tokens)-int(c.drop)], c.tokens...)
-		m.Bytes += s.chunkBytes
+		m.Bytes += n
 		parent = c.digest
 	}
 	k = next(k, text[m.Bytes:], s.seeds.whole)
@@ -116,6 +123,17 @@ func (s *LRU) Find(dst []uint32, scope, text string) Match {
 	}
 	s.counters.found(m, len(m.Tokens)-len(dst))
 	return m
+}
+
+// chunkAt returns the length of the chunk that begins at a byte of a text: the greatest one,
+// of chunkBytes doubled again and again, that is no more than a part of what stands before it.
+// So a long text costs few probes, and what is not found of it is a small part.
+func (s *LRU) chunkAt(from int) int {
+	n := s.chunkBytes
+	for 2*n*s.part <= from {
+		n *= 2
+	}
+	return n
 }
 
 // Put implements Store. Chunks that are there already are kept as they are.
@@ -137,15 +155,16 @@ func (s *LRU) Put(scope, text string, tokens []uint32, ends []int) error {
 		added   []key // entries that were not there before, in order
 		scratch []byte
 	)
-	for from := 0; ; from += s.chunkBytes {
+	for from, n := 0, 0; ; from += n {
 		rest := text[from:]
-		whole := len(rest) < s.chunkBytes
+		n = s.chunkAt(from)
+		whole := len(rest) < n
 		if whole {
 			k = next(k, rest, s.seeds.whole)
 			covered = len(tokens)
 		} else {
-			k = next(k, rest[:s.chunkBytes], s.seeds.chunk)
-			for covered < body && ends[covered] <= from+s.chunkBytes {
+			k = next(k, rest[:n], s.seeds.chunk)
+			for covered < body && ends[covered] <= from+n {
 				covered++
 			}
 		}
@@ -262,7 +281,10 @@ func (c *chunk) cost() int64 {
 
 // estimate bounds from above what the entries of a text take together.
 func (s *LRU) estimate(text string, tokens []uint32) int64 {
-	entries := int64(len(text)/s.chunkBytes) + 1
+	entries := int64(1)
+	for at := s.chunkAt(0); at <= len(text); at += s.chunkAt(at) {
+		entries++
+	}
 	return entries*(entryOverhead+allocSlack) + padded(int64(len(tokens))*4)
 }
 

@@ -14,8 +14,8 @@ import (
 
 // model is the naive reference: all texts ever put, in order.
 type model struct {
-	chunkBytes int // 0: to the byte, as Trie
-	texts      []tokenized
+	lru   *LRU // nil: to the byte, as Trie
+	texts []tokenized
 }
 
 // tokenized is a text with its tokens.
@@ -79,10 +79,14 @@ func (m *model) find(scope, text string) Match {
 }
 
 func (m *model) cut(n int) int {
-	if m.chunkBytes == 0 {
+	if m.lru == nil {
 		return n
 	}
-	return n - n%m.chunkBytes
+	at := 0
+	for at+m.lru.chunkAt(at) <= n {
+		at += m.lru.chunkAt(at)
+	}
+	return at
 }
 
 // possible reports whether a store that has dropped things may answer so.
@@ -179,14 +183,18 @@ func each(t *testing.T, f func(t *testing.T, kind string)) {
 	}
 }
 
+// smallChunk is the length of the first chunks of a small store. Those from 8 times as much
+// on have twice the length, and so on.
+const smallChunk = 16
+
 // small makes a store with small chunks, and a bound below what New allows.
 func small(t must.TB, kind string, maxBytes int64) (audited, *model) {
-	s := must.Get(New(kind, Config{ChunkBytes: minChunkBytes, MaxBytes: max(maxBytes, minMaxBytes)}))(t)
+	s := must.Get(New(kind, Config{MaxBytes: max(maxBytes, minMaxBytes)}))(t)
 	m := new(model)
 	switch s := s.(type) {
 	case *LRU:
-		s.maxBytes = maxBytes
-		m.chunkBytes = minChunkBytes
+		s.maxBytes, s.chunkBytes, s.part = maxBytes, smallChunk, 4
+		m.lru = s
 	case *Trie:
 		s.maxBytes, s.maxLabel = maxBytes, 24
 	}

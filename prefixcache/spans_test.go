@@ -76,7 +76,7 @@ func TestNoHalfCharacter(t *testing.T) {
 	for _, x := range readSpans(t) {
 		each(t, func(t *testing.T, kind string) {
 			// At every place in relation to the edges of chunks.
-			for pad := range minChunkBytes {
+			for pad := range smallChunk {
 				s, _ := small(t, kind, 1<<20)
 				text := strings.Repeat("-", pad) + x.text
 				var tokens []uint32

@@ -31,14 +31,11 @@ func TestConfig(t *testing.T) {
 	}{
 		{KindLRU, Config{}, ""},
 		{KindTrie, Config{}, ""},
-		{KindLRU, Config{MaxBytes: minMaxBytes, ChunkBytes: 16}, ""},
+		{KindLRU, Config{MaxBytes: minMaxBytes}, ""},
 		{"", Config{}, `kind ""`},
 		{"LRU", Config{}, `kind "LRU"`},
 		{KindLRU, Config{MaxBytes: -1}, "MaxBytes is -1"},
 		{KindTrie, Config{MaxBytes: 65535}, "MaxBytes is 65535"},
-		{KindLRU, Config{ChunkBytes: 15}, "ChunkBytes is 15"},
-		{KindLRU, Config{ChunkBytes: 65537}, "ChunkBytes is 65537"},
-		{KindLRU, Config{ChunkBytes: -256}, "ChunkBytes is -256"},
 	} {
 		s, err := New(c.kind, c.cfg)
 		if c.want == "" {
@@ -322,7 +319,7 @@ func TestEvictsFromTheEnd(t *testing.T) {
 		text := words(300_000, 1)
 		tokens, ends := split(text, 1)
 		must.OK(t, s.Put("m", text, tokens, ends))
-		piece := map[string]int{KindLRU: defaultChunkBytes, KindTrie: defaultMaxLabel}[kind]
+		const piece = defaultMaxLabel // and the longest chunk of such a text
 		for i, left := uint64(2), len(text); left > 0; i++ {
 			other := words(5000, i)
 			tokens, ends := split(other, 1)
@@ -337,6 +334,28 @@ func TestEvictsFromTheEnd(t *testing.T) {
 			left = known
 		}
 	})
+}
+
+// TestLongTextHasFewChunks counts the entries of a long text, and asks for beginnings of it: no
+// more than a small part of them is not known.
+func TestLongTextHasFewChunks(t *testing.T) {
+	s := must.Get(NewLRU(Config{}))(t)
+	text := words(1<<20, 1)
+	tokens, ends := split(text, 1)
+	must.OK(t, s.Put("m", text, tokens, ends))
+	if n := s.Stats().Entries; n > 500 {
+		t.Errorf("%d entries", n)
+	}
+	for n := 1; n < len(text); n += 1 + n/100 {
+		m := s.Find(nil, "m", text[:n]+"\x01")
+		want := 0
+		for want < len(ends) && ends[want] <= m.Bytes {
+			want++
+		}
+		if m.Bytes > n || m.Bytes <= n-256-n/64 || m.Whole || !slices.Equal(m.Tokens, tokens[:want]) {
+			t.Fatalf("of %d bytes %d are known, with %d tokens", n, m.Bytes, len(m.Tokens))
+		}
+	}
 }
 
 // forgetReads takes back the marks of all reads.
