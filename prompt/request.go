@@ -44,6 +44,9 @@ type Request struct {
 	// loaded counts.
 	Mode   Mode
 	Budget time.Duration
+	// Room is memory that Result.Tokens may be written to, so that those of a known text need
+	// no new one. The caller uses it for nothing else until it is done with the Result.
+	Room []uint32
 }
 
 // AddsSpecialTokens reports whether the tokenizer puts its special tokens around the
@@ -72,7 +75,7 @@ const (
 
 // Result is the answer to a Request.
 type Result struct {
-	// Tokens are the token ids, shared with other callers: read only.
+	// Tokens are the token ids, in Request.Room or shared with other callers: read only.
 	Tokens []uint32
 	// Source says where they come from.
 	Source Source

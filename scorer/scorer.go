@@ -115,6 +115,7 @@ type Scorer struct {
 	place  [store.NumTiers]uint8
 	tierAt [store.NumTiers]store.Tier
 	folds  sync.Pool // of *chain
+	rooms  sync.Pool // of *room
 }
 
 // New returns a Scorer.
@@ -127,6 +128,7 @@ func New(cfg Config) (*Scorer, error) {
 		s.tierAt[p] = store.Tier(t)
 	}
 	s.folds.New = func() any { return new(chain) }
+	s.rooms.New = func() any { return new(room) }
 	return s, nil
 }
 
@@ -231,7 +233,21 @@ type job struct {
 	rule    *rule
 	tokens  []uint32
 	objects []blockkey.Object
+	room    *room // of tokens; nil where there is no tokenizer to use it
 	chain   *chain
+}
+
+// room is memory for the tokens of a known prompt, used again for the next one.
+type room struct{ tokens []uint32 }
+
+// maxRoom is the most tokens that a room is kept for.
+const maxRoom = 1 << 20
+
+// fit makes the room large enough for n tokens, and for the next prompt to have a few more.
+func (r *room) fit(n int) {
+	if n > cap(r.tokens) && n <= maxRoom {
+		r.tokens = make([]uint32, 0, n+n/8)
+	}
 }
 
 // rest returns the tokens behind the last whole block. There are none of block keys.
@@ -302,6 +318,7 @@ func wrapInput(i int, err error) error {
 }
 
 func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
+	j.room = s.rooms.Get().(*room)
 	ask := prompt.Request{
 		Model:           j.req.Model,
 		Text:            j.req.Input.text,
@@ -311,6 +328,7 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		Scope:           j.req.Scope,
 		Mode:            j.req.Mode,
 		Budget:          j.req.Wait,
+		Room:            j.room.tokens,
 	}
 	if ask.Chat != nil {
 		own := *ask.Chat // which callers may share
@@ -322,6 +340,9 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 		return err
 	}
 	j.tokens = res.Tokens
+	if res.Source == prompt.FromPrefixStore {
+		j.room.fit(cap(res.Tokens))
+	}
 	for _, m := range res.Media {
 		if hash, ok := blockkey.ObjectHash(m.Hash); ok {
 			j.objects = append(j.objects, blockkey.Object{Hash: hash, Ranges: []blockkey.Range{{Start: m.Offset, End: m.Offset + m.Length}}})
@@ -434,6 +455,9 @@ func (s *Scorer) lookup(ctx context.Context, jobs []job) error {
 func (s *Scorer) release(jobs []job) {
 	for i := range jobs {
 		s.folds.Put(jobs[i].chain)
+		if jobs[i].room != nil {
+			s.rooms.Put(jobs[i].room)
+		}
 	}
 }
 

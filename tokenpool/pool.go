@@ -322,7 +322,11 @@ func (p *Pool) find(scope string, req *prompt.Request) prefixcache.Match {
 	if p.cfg.Store == nil || scope == "" {
 		return prefixcache.Match{}
 	}
-	return p.cfg.Store.Find(make([]uint32, 0, p.guess(len(req.Text))), scope+req.Scope, req.Text)
+	dst := req.Room[:0]
+	if n := p.guess(len(req.Text)); cap(dst) < n {
+		dst = make([]uint32, 0, n)
+	}
+	return p.cfg.Store.Find(dst, scope+req.Scope, req.Text)
 }
 
 // guess estimates how many tokens a text of n bytes has, going by those seen so far.

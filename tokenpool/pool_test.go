@@ -106,6 +106,32 @@ func TestAsync(t *testing.T) {
 	})
 }
 
+// TestRoom has the tokens of a known text put into the caller's memory, if that is large enough.
+func TestRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t, "m")
+		p := f.pool(Config{Store: &mapStore{}})
+		for _, c := range []struct {
+			room   int
+			from   prompt.Source
+			inRoom bool
+		}{
+			{100, prompt.FromTokenizer, false}, // which others may wait for too
+			{100, prompt.FromPrefixStore, true},
+			{2, prompt.FromPrefixStore, false},
+			{0, prompt.FromPrefixStore, false},
+		} {
+			room := make([]uint32, 0, c.room)
+			res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Text: "abc", Mode: prompt.Sync, Room: room})
+			want(t, res, err, tokensOf("abc"), c.from, true, 3, "")
+			if c.room > 0 && (&res.Tokens[0] == &room[:1][0]) != c.inRoom {
+				t.Errorf("room for %d tokens, %s: tokens in it: %v", c.room, c.from, !c.inRoom)
+			}
+			synctest.Wait() // the store has the text
+		}
+	})
+}
+
 func TestSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t, "m")
