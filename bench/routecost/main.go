@@ -6,17 +6,21 @@
 //	go run ./bench/routecost --embedded
 //
 // It starts a redis-server and a server of kvatlas, and asks one call after the other on one
-// connection. Each kind of call comes in turn in every round. The prompts are tokens of which
-// one of eight pods holds half. At last it asks a router in its own process, without Redis and
+// connection, then by --callers at a time, each with requests of its own. One at a time, Redis sleeps
+// and is woken for every call, which takes as much of a processor as the call. Each kind of call comes
+// in turn in every round. The prompts are tokens of which one of eight pods holds half. At last it asks a router in its own process, without Redis and
 // HTTP. Program bench/peercost compares the server's processor time with that of Dynamo's
 // selection service.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -38,10 +42,14 @@ func run(ctx context.Context, args []string) (err error) {
 	program := fs.String("kvatlas", "bin/kvatlas", "the program to measure")
 	redisServer := fs.String("redis-server", "redis-server", "the Redis to start")
 	calls := fs.Int("calls", 400, "calls of each kind in a round; of the longest prompts a quarter")
+	callers := fs.Int("callers", 16, "how many ask at a time, after one alone")
 	rounds := fs.Int("rounds", 5, "how often all kinds are asked in turn")
 	embedded := fs.Bool("embedded", false, "measure only the router in this process")
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	if *callers < 1 || *calls < 4**callers {
+		return errors.New("calls must be at least four times as many as callers")
 	}
 	if *embedded {
 		return inProcess(ctx, 2048)
@@ -60,28 +68,31 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	s := &server{Process: process, redis: redis.NewClient(at)}
+	at.PoolSize = *callers
+	s := &server{Process: process, redis: redis.NewClient(at), http: http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: *callers}}}
 	defer func() { _ = s.redis.Close() }()
 	if err := s.register(ctx); err != nil {
 		return err
 	}
-	fmt.Println("| tokens | PING | score | query, over score | reserve, over score + PING | server CPU: score | query | reserve | Redis CPU: MGET | lookup | route + done + end, without the lookup | its scripts | its commands | route + end with cached_tokens, without | its scripts | its commands |")
-	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Println("| tokens | callers | PING | score | query, over score | reserve, over score + PING | server CPU: score | query | reserve | Redis CPU: MGET | lookup | route + done + end, without the lookup | its scripts | its commands | route + end with cached_tokens, without | its scripts | its commands |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, tokens := range sizes {
 		n := *calls
 		if tokens > 100_000 {
 			n /= 4
 		}
-		t, err := s.measure(ctx, tokens, n, *rounds)
-		if err != nil {
-			return err
+		for _, callers := range slices.Compact([]int{1, *callers}) {
+			t, err := s.measure(ctx, tokens, callers, n, *rounds)
+			if err != nil {
+				return err
+			}
+			fmt.Printf("| %d | %d | %s | %s | %s, %.2f | %s, +%s | %s | %s | %s | %s | %s | %s, %s | %s | %.1f | %s, %s | %s | %.1f |\n", tokens, callers,
+				us(t.wall["ping"]), us(t.wall["score"]), us(t.wall["query"]), over(t.wall["query"], t.wall["score"]),
+				us(t.wall["reserve"]), us(t.wall["reserve"]-t.wall["score"]-t.wall["ping"]),
+				us(t.cpu["score"]), us(t.cpu["query"]), us(t.cpu["reserve"]),
+				us(t.redis["mget"]), us(t.redis["score"]), us(t.redis["whole"]), us(t.redis["whole"]-t.redis["score"]), us(t.script["whole"]), t.commands["whole"],
+				us(t.redis["settled"]), us(t.redis["settled"]-t.redis["score"]), us(t.script["settled"]), t.commands["settled"])
 		}
-		fmt.Printf("| %d | %s | %s | %s, %.2f | %s, +%s | %s | %s | %s | %s | %s | %s, %s | %s | %.1f | %s, %s | %s | %.1f |\n", tokens,
-			us(t.wall["ping"]), us(t.wall["score"]), us(t.wall["query"]), over(t.wall["query"], t.wall["score"]),
-			us(t.wall["reserve"]), us(t.wall["reserve"]-t.wall["score"]-t.wall["ping"]),
-			us(t.cpu["score"]), us(t.cpu["query"]), us(t.cpu["reserve"]),
-			us(t.redis["mget"]), us(t.redis["score"]), us(t.redis["whole"]), us(t.redis["whole"]-t.redis["score"]), us(t.script["whole"]), t.commands["whole"],
-			us(t.redis["settled"]), us(t.redis["settled"]-t.redis["score"]), us(t.script["settled"]), t.commands["settled"])
 	}
 	return inProcess(ctx, 2048)
 }

@@ -8,9 +8,11 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/bench/internal/traffic"
@@ -23,7 +25,7 @@ type server struct {
 	*proc.Process
 	http  http.Client
 	redis *redis.Client
-	ids   int
+	ids   atomic.Int64 // of the last request
 }
 
 // post sends a request and reads the answer to its end. An answer other than 2xx is an error.
@@ -61,54 +63,92 @@ type times struct {
 	commands                 map[string]float64
 }
 
-// measure asks all kinds of calls about a prompt, in turn.
-func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times, error) {
+// caller asks one call after the other. Its requests are its own, as is the body of its bookings: the id
+// is written over, so that a long body is not built for each call.
+type caller struct {
+	*server
+	body, id []byte
+	open     []string // ids of requests that were booked, not yet ended
+}
+
+func (c *caller) book(ctx context.Context) error {
+	copy(c.id, fmt.Sprintf("r%010d", c.ids.Add(1)))
+	c.open = append(c.open, string(c.id))
+	return c.post(ctx, "/v1/route", c.body)
+}
+
+// report reports on the request that was booked last.
+func (c *caller) report(ctx context.Context, kind, body string) error {
+	last := len(c.open) - 1
+	id := c.open[last]
+	if kind == "end" {
+		c.open = c.open[:last]
+	}
+	return c.post(ctx, "/v1/requests/"+id+"/"+kind, []byte(body))
+}
+
+// prompt makes the prompt of so many tokens, of which one pod holds half. It returns its tokens as
+// /v1/score takes them, and the names of as many values in Redis as it has blocks.
+func (s *server) prompt(ctx context.Context, tokens int) (packed string, names []string, err error) {
 	ids := make([]uint32, tokens)
 	for i := range ids {
 		ids[i] = uint32(tokens + i)
 	}
-	err := s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, traffic.Packed(ids[:tokens/2])))
+	err = s.post(ctx, "/v1/blocks", fmt.Appendf(nil, `{"op":"add","model":"m","pod":"10.0.0.3:8000","tokens_b64":%q}`, traffic.Packed(ids[:tokens/2])))
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	plain := fmt.Appendf(nil, `{"model":"m","tokens_b64":%q}`, traffic.Packed(ids))
-	booked := fmt.Appendf(nil, `{"model":"m","reserve":true,"request_id":"r0000000000","tokens_b64":%q}`, traffic.Packed(ids))
-	id := booked[bytes.Index(booked, []byte("r0"))+1:][:10] // is written over: a long body is not built for each call
-	names := make([]string, len(blockkey.AppendNative(nil, ids, 64, blockkey.NativeSeed("", ""))))
+	names = make([]string, len(blockkey.AppendNative(nil, ids, 64, blockkey.NativeSeed("", ""))))
 	for i := range names {
 		names[i] = fmt.Sprintf("of the benchmark:%d:%d", tokens, i)
 		if err := s.redis.Set(ctx, names[i], "17", 0).Err(); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 	}
-	report := func(id int, kind string) error {
-		return s.post(ctx, fmt.Sprintf("/v1/requests/r%010d/%s", id, kind), []byte(`{"model":"m"}`))
+	return traffic.Packed(ids), names, nil
+}
+
+// kinds are what is measured. done is what a caller does after a round of it, not measured.
+var kinds = []struct {
+	name string
+	call func(ctx context.Context, c *caller, plain []byte, names []string) error
+	done func(ctx context.Context, c *caller) error
+}{
+	{"ping", func(ctx context.Context, c *caller, _ []byte, _ []string) error { return c.redis.Ping(ctx).Err() }, nil},
+	{"mget", func(ctx context.Context, c *caller, _ []byte, names []string) error {
+		return c.redis.MGet(ctx, names...).Err()
+	}, nil},
+	{"score", func(ctx context.Context, c *caller, plain []byte, _ []string) error {
+		return c.post(ctx, "/v1/score", plain)
+	}, nil},
+	{"query", func(ctx context.Context, c *caller, plain []byte, _ []string) error {
+		return c.post(ctx, "/v1/route", plain)
+	}, nil},
+	{"reserve", func(ctx context.Context, c *caller, _ []byte, _ []string) error { return c.book(ctx) }, func(ctx context.Context, c *caller) (err error) {
+		for err == nil && len(c.open) > 0 {
+			err = c.report(ctx, "end", `{"model":"m"}`)
+		}
+		return err
+	}},
+	{"whole", func(ctx context.Context, c *caller, _ []byte, _ []string) error {
+		return errors.Join(c.book(ctx), c.report(ctx, "done", `{"model":"m"}`), c.report(ctx, "end", `{"model":"m"}`))
+	}, nil},
+	{"settled", func(ctx context.Context, c *caller, _ []byte, _ []string) error {
+		return errors.Join(c.book(ctx), c.report(ctx, "end", `{"model":"m","cached_tokens":0}`))
+	}, nil},
+}
+
+// measure asks all kinds of calls about a prompt, in turn, by so many callers at a time.
+func (s *server) measure(ctx context.Context, tokens, callers, calls, rounds int) (*times, error) {
+	packed, names, err := s.prompt(ctx, tokens)
+	if err != nil {
+		return nil, err
 	}
-	settle := func(id int) error {
-		return s.post(ctx, fmt.Sprintf("/v1/requests/r%010d/end", id), []byte(`{"model":"m","cached_tokens":0}`))
-	}
-	book := func() error {
-		s.ids++
-		copy(id, fmt.Sprintf("%010d", s.ids))
-		return s.post(ctx, "/v1/route", booked)
-	}
-	kinds := []struct {
-		name  string
-		call  func() error
-		after func(calls int) error // of all calls of a round, not measured
-	}{
-		{"ping", func() error { return s.redis.Ping(ctx).Err() }, nil},
-		{"mget", func() error { return s.redis.MGet(ctx, names...).Err() }, nil},
-		{"score", func() error { return s.post(ctx, "/v1/score", plain) }, nil},
-		{"query", func() error { return s.post(ctx, "/v1/route", plain) }, nil},
-		{"reserve", book, func(calls int) (err error) {
-			for id := s.ids; id > s.ids-calls; id-- {
-				err = errors.Join(err, report(id, "end"))
-			}
-			return err
-		}},
-		{"whole", func() error { return errors.Join(book(), report(s.ids, "done"), report(s.ids, "end")) }, nil},
-		{"settled", func() error { return errors.Join(book(), settle(s.ids)) }, nil},
+	plain := fmt.Appendf(nil, `{"model":"m","tokens_b64":%q}`, packed)
+	all := make([]*caller, callers)
+	for i := range all {
+		body := fmt.Appendf(nil, `{"model":"m","reserve":true,"request_id":"r0000000000","tokens_b64":%q}`, packed)
+		all[i] = &caller{server: s, body: body, id: body[bytes.Index(body, []byte("r0")):][:11]}
 	}
 	zero := func() map[string]time.Duration { return map[string]time.Duration{} }
 	out := &times{zero(), zero(), zero(), zero(), map[string]float64{}}
@@ -119,30 +159,41 @@ func (s *server) measure(ctx context.Context, tokens, calls, rounds int) (*times
 			if err != nil {
 				return nil, err
 			}
-			var took []time.Duration
-			for range calls {
-				began := time.Now()
-				if err := k.call(); err != nil {
-					return nil, err
-				}
-				took = append(took, time.Since(began))
+			took := make([]time.Duration, callers*(calls/callers))
+			g, each := errgroup.Group{}, calls/callers
+			for i, c := range all {
+				g.Go(func() error {
+					for j := range each {
+						began := time.Now()
+						if err := k.call(ctx, c, plain, names); err != nil {
+							return err
+						}
+						took[i*each+j] = time.Since(began)
+					}
+					return nil
+				})
+			}
+			if err := g.Wait(); err != nil {
+				return nil, err
 			}
 			after, err := s.spent(ctx)
 			if err != nil {
 				return nil, err
 			}
-			if k.after != nil {
-				if err := k.after(calls); err != nil {
-					return nil, err
+			for _, c := range all {
+				if k.done != nil {
+					if err := k.done(ctx, c); err != nil {
+						return nil, err
+					}
 				}
 			}
 			if round > 0 {
 				wall[k.name] = append(wall[k.name], took...)
-				each := time.Duration(calls * rounds)
-				out.cpu[k.name] += (after.server - before.server) / each
-				out.redis[k.name] += (after.redis - before.redis) / each
-				out.script[k.name] += (after.script - before.script) / each
-				out.commands[k.name] += float64(after.commands-before.commands) / float64(each)
+				all := time.Duration(len(took) * rounds)
+				out.cpu[k.name] += (after.server - before.server) / all
+				out.redis[k.name] += (after.redis - before.redis) / all
+				out.script[k.name] += (after.script - before.script) / all
+				out.commands[k.name] += float64(after.commands-before.commands) / float64(all)
 			}
 		}
 	}
