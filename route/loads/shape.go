@@ -84,6 +84,16 @@ func (l *Load) learn(units, ms, overhead float64, now int64) {
 // What is counted does not depend on which prompt came first.
 func nextMark(at int) int { return at + max(minMark, at/markGrowth) }
 
+// MarkEnds returns after how many blocks each mark stands, as many as a prompt can have.
+func MarkEnds() (ends [maxMarks]int) {
+	at := 0
+	for i := range ends {
+		at = nextMark(at)
+		ends[i] = at
+	}
+	return ends
+}
+
 // Marks returns the block keys of the chain that running requests are counted by. It returns
 // how many blocks the marks stand for: all but a tail, which is never shared.
 func Marks(keys []blockkey.Key) (marks []blockkey.Key, covered int) {

@@ -40,18 +40,18 @@ func TestWrongArguments(t *testing.T) {
 		c := call(id)
 		return &loads.PairCall{Call: c.Call}
 	}
-	learnt := appendNumbers(nil, -1, 0.1, 3, 1)
+	learnt := s.now(leaveDone, -1, 0.1, 3, 1)
 	scripts := []struct {
 		name   string
 		script *goredis.Script
 		args   []any
 		keep   int // so many arguments are not touched
 	}{
-		{"book", bookScript, s.bookArgs(single("new")), 0},
-		{"book a pair", bookScript, s.bookArgs(call("new")), 0},
-		{"done", leaveScript, []any{s.now(), "done", learnt, "1"}, 0},
-		{"end", leaveScript, []any{s.now(), "end", "", "1"}, 0},
-		{"overdue", leaveScript, []any{s.now(), "overdue", "", "1", "2"}, 0},
+		{"book", bookScript, s.bookArgs(single("new"), overdueAtOnce), 0},
+		{"book a pair", bookScript, s.bookArgs(call("new"), overdueAtOnce), 0},
+		{"done", leaveScript, []any{learnt, "1"}, 0},
+		{"end", leaveScript, []any{s.now(leaveEnd), "1"}, 0},
+		{"overdue", leaveScript, []any{s.now(leaveOverdue), "1", "2"}, 0},
 		{"output", outputScript, []any{s.now(), "1", 40}, 0},
 		{"picture", pictureScript, []any{s.now(), 64}, 0},
 		{"forget", forgetScript, []any{s.now(), 10, 10, "0:a", "0:b"}, 0},
@@ -120,7 +120,7 @@ func TestWrongArguments(t *testing.T) {
 			r.Fatalf("%s took %q; loads are not the sum of reservations any more: %+v, %v", c.name, args, d, err)
 		}
 		for _, id := range client.HKeys(ctx, keys[1]).Val() {
-			must.OK(r, leaveScript.Run(ctx, client, keys[:5], s.now(), "end", "", id).Err())
+			must.OK(r, leaveScript.Run(ctx, client, keys[:5], s.now(leaveEnd), id).Err())
 		}
 		clock = clock.Add(loads.MaxLease) // what had ended before is overdue by now
 		p, err := s.Loads(ctx, "m")
@@ -140,10 +140,10 @@ func TestWrongArguments(t *testing.T) {
 
 // repeatsMark reports whether two marks among the arguments of a booking are alike.
 func repeatsMark(args []any) bool {
-	if len(args) < 4 {
+	if len(args) < 3 {
 		return false
 	}
-	marks, _ := args[3].([]byte)
+	marks, _ := args[2].([]byte)
 	seen := map[string]bool{}
 	for m := range slices.Chunk(marks, 8) {
 		if seen[string(m)] {

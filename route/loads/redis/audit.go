@@ -17,7 +17,7 @@ import (
 // CheckForms returns loads.ErrMixed where processes of another version have requests of a model
 // that run: each version counts its own alone. It changes nothing.
 func (s *Store) CheckForms(ctx context.Context, model string) error {
-	now := s.now()
+	now := s.micros()
 	if now == 0 {
 		now = time.Now().UnixMicro()
 	}

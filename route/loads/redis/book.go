@@ -9,8 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// bookArgs are the arguments of lua/book.lua.
-func (s *Store) bookArgs(c *loads.PairCall) []any {
+// bookArgs are the arguments of lua/book.lua. With overdue above 0 the script returns up to so many
+// overdue reservations where these are in the way, and books nothing.
+func (s *Store) bookArgs(c *loads.PairCall, overdue int) []any {
 	marks, tail := c.Marked()
 	packed := make([]byte, 0, 8*len(marks))
 	for _, k := range marks {
@@ -29,14 +30,13 @@ func (s *Store) bookArgs(c *loads.PairCall) []any {
 		}
 	}
 	n := len(c.Candidates) + len(c.Prefill)
-	told := make([]byte, 0, 12*8*n)
+	told := appendCall(append(make([]byte, 0, 8*(19+12*n)), s.now()...), &c.Call, tail, overdue)
 	all := int64((c.Tokens + c.BlockSize - 1) / c.BlockSize)
 	told = appendIdle(told, c.Candidates, c.Weights, all)
 	told = appendIdle(told, c.Prefill, c.PrefillWeights, all)
 	told = appendCandidates(told, c.Candidates)
 	told = appendCandidates(told, c.Prefill)
-	args := make([]any, 0, 6+n)
-	args = append(args, s.now(), c.ID, packCall(&c.Call, tail, overdueAtOnce), packed, told)
+	args := append(make([]any, 0, 4+n), told, c.ID, packed)
 	for _, list := range [][]loads.Candidate{c.Candidates, c.Prefill} {
 		for i := range list {
 			args = append(args, field(list[i].RankRef))
@@ -48,14 +48,13 @@ func (s *Store) bookArgs(c *loads.PairCall) []any {
 	return args
 }
 
-// packCall returns the numbers of a call. With overdue above 0 the script returns up to so many
-// overdue reservations where these are in the way, and books nothing.
-func packCall(c *loads.Call, tail int64, overdue int) []byte {
+// appendCall appends the numbers of a call.
+func appendCall(b []byte, c *loads.Call, tail int64, overdue int) []byte {
 	w, wanted := &c.Weights, 0.0
 	if c.WantLoads {
 		wanted = 1
 	}
-	return appendNumbers(make([]byte, 0, 18*8), float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
+	return appendNumbers(b, float64(c.Lease.Microseconds()), float64(c.Tokens), float64(tail), float64(c.Expected), float64(c.BlockSize),
 		c.Temperature, c.Draw, loads.MaxReservations, float64(c.Settings), float64(overdue), w.Wait, w.Prefill, w.Decode, w.Blocks, w.Requests, c.Quadratic, wanted,
 		float64(len(c.Candidates)))
 }

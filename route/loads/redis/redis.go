@@ -67,17 +67,39 @@ var (
 	//go:embed lua/audit.lua
 	auditLua string
 
-	bookScript     = goredis.NewScript(loadsLua + bookLua)
-	leaveScript    = goredis.NewScript(loadsLua + leaveLua)
-	outputScript   = goredis.NewScript(loadsLua + outputLua)
-	pictureScript  = goredis.NewScript(loadsLua + pictureLua)
-	forgetScript   = goredis.NewScript(loadsLua + forgetLua)
-	settingsScript = goredis.NewScript(loadsLua + settingsLua)
-	auditScript    = goredis.NewScript(loadsLua + auditLua)
-	engineScript   = goredis.NewScript(loadsLua + enginesLua + engineLua)
-	turnsScript    = goredis.NewScript(loadsLua + enginesLua + turnsLua)
-	missedScript   = goredis.NewScript(loadsLua + enginesLua + missedLua)
+	prelude = constants() + loadsLua
+
+	bookScript     = goredis.NewScript(prelude + bookLua)
+	leaveScript    = goredis.NewScript(prelude + leaveLua)
+	outputScript   = goredis.NewScript(prelude + outputLua)
+	pictureScript  = goredis.NewScript(prelude + pictureLua)
+	forgetScript   = goredis.NewScript(prelude + forgetLua)
+	settingsScript = goredis.NewScript(prelude + settingsLua)
+	auditScript    = goredis.NewScript(prelude + auditLua)
+	engineScript   = goredis.NewScript(prelude + enginesLua + engineLua)
+	turnsScript    = goredis.NewScript(prelude + enginesLua + turnsLua)
+	missedScript   = goredis.NewScript(prelude + enginesLua + missedLua)
 )
+
+// constants returns the line of those constants that lua/loads.lua says of.
+func constants() string {
+	const most = 128 // candidates of a call
+	var ends []byte
+	for _, at := range loads.MarkEnds() {
+		ends = appendNumbers(ends, float64(at))
+	}
+	return fmt.Sprintf("local D, C8, PAD, ENDS = '<%s', '%s', %s, %s\n", strings.Repeat("d", most), strings.Repeat("c8", len(ends)/8),
+		luaString(pad), luaString(string(ends)))
+}
+
+// luaString writes a string as a script has it.
+func luaString(s string) string {
+	b := []byte{'\''}
+	for i := range len(s) {
+		b = fmt.Appendf(b, "\\%03d", s[i])
+	}
+	return string(append(b, '\''))
+}
 
 // What one call does at most, so that no script keeps the server for long.
 const (
@@ -87,6 +109,13 @@ const (
 	auditPage     = 512
 	auditTries    = 3
 	auditIDs      = 1024
+)
+
+// What lua/leave.lua is to do.
+const (
+	leaveEnd = iota
+	leaveDone
+	leaveOverdue
 )
 
 // pad is PAD in lua/loads.lua.
@@ -141,15 +170,20 @@ func (s *Store) keys(model string) []string {
 func (s *Store) bookKeys(model string) []string   { return s.keys(model)[:5] }
 func (s *Store) reportKeys(model string) []string { return s.keys(model)[:4] }
 
-// now is the first argument of every script.
-func (s *Store) now() int64 {
+// micros is the time in scripts, 0 for the server's own.
+func (s *Store) micros() int64 {
 	if s.c.Now == nil {
 		return 0
 	}
 	return s.c.Now().UnixMicro()
 }
 
-// run runs a script whose reply is a list. The first argument is now.
+// now is the first argument of every script that begins with lua/loads.lua; some have more numbers in it.
+func (s *Store) now(more ...float64) []byte {
+	return appendNumbers(appendNumbers(make([]byte, 0, 8*(1+len(more))), float64(s.micros())), more...)
+}
+
+// run runs a script whose reply is a list.
 func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, args []any) ([]any, error) {
 	reply, err := s.eval(ctx, script, keys, args)
 	if err != nil {
@@ -162,7 +196,7 @@ func (s *Store) run(ctx context.Context, script *goredis.Script, keys []string, 
 	return list, nil
 }
 
-// eval runs a script. The first argument is now.
+// eval runs a script.
 func (s *Store) eval(ctx context.Context, script *goredis.Script, keys []string, args []any) (any, error) {
 	ctx, cancel := bound.WithTimeout(ctx, s.c.Timeout)
 	defer cancel()
@@ -233,13 +267,11 @@ func (s *Store) BookPair(ctx context.Context, c *loads.PairCall) (loads.BookedPa
 
 // book books a pair or, where no place is there to prefill, one place.
 func (s *Store) book(ctx context.Context, c *loads.PairCall) (loads.BookedPair, error) {
-	keys, args := s.bookKeys(c.Model), s.bookArgs(c)
-	reply, err := s.eval(ctx, bookScript, keys, args)
+	keys := s.bookKeys(c.Model)
+	reply, err := s.eval(ctx, bookScript, keys, s.bookArgs(c, overdueAtOnce))
 	if ids, ok := reply.([]any); ok && err == nil {
 		if err = s.endOverdue(ctx, keys, ids); err == nil {
-			_, tail := c.Marked()
-			args[2] = packCall(&c.Call, tail, 0)
-			reply, err = s.eval(ctx, bookScript, keys, args)
+			reply, err = s.eval(ctx, bookScript, keys, s.bookArgs(c, 0))
 		}
 	}
 	if err != nil {
@@ -252,11 +284,11 @@ func (s *Store) book(ctx context.Context, c *loads.PairCall) (loads.BookedPair, 
 // endOverdue ends the reservations of which a script has found that their leases are over.
 func (s *Store) endOverdue(ctx context.Context, keys []string, ids []any) error {
 	r := reader{reply: ids}
-	args := []any{s.now(), "overdue", ""}
+	args := []any{s.now(leaveOverdue)}
 	for r.more() {
 		args = append(args, strings.TrimSuffix(r.text(), pad))
 	}
-	if len(args) == 3 || r.err != nil {
+	if len(args) == 1 || r.err != nil {
 		return r.err
 	}
 	_, err := s.eval(ctx, leaveScript, keys, args)
@@ -269,8 +301,7 @@ func (s *Store) Done(ctx context.Context, model, id string, d loads.Done) (loads
 	if d.Shape == (loads.Shape{}) {
 		learn = 0
 	}
-	learnt := appendNumbers(make([]byte, 0, 4*8), float64(max(-1, d.Cached)), d.Shape.Quadratic, d.Shape.Overhead, learn)
-	v, out, err := s.report(ctx, leaveScript, model, id, "done", learnt, id)
+	v, out, err := s.report(ctx, leaveScript, model, id, s.now(leaveDone, float64(max(-1, d.Cached)), d.Shape.Quadratic, d.Shape.Overhead, learn), id)
 	out.RankRef, out.First = v.prefills, out.Known && !v.prefilled
 	return out, err
 }
@@ -280,14 +311,14 @@ func (s *Store) Output(ctx context.Context, model, id string, tokens int) (loads
 	if err := loads.CheckOutput(tokens); err != nil {
 		return loads.Report{}, err
 	}
-	v, out, err := s.report(ctx, outputScript, model, id, id, tokens)
+	v, out, err := s.report(ctx, outputScript, model, id, s.now(), id, tokens)
 	out.First = out.Known && tokens > v.output
 	return out, err
 }
 
 // End implements loads.Store.
 func (s *Store) End(ctx context.Context, model, id string) (loads.Report, error) {
-	v, out, err := s.report(ctx, leaveScript, model, id, "end", "", id)
+	v, out, err := s.report(ctx, leaveScript, model, id, s.now(leaveEnd), id)
 	out.First, out.Prefill, out.WithoutDone = out.Known, v.prefills, out.Known && !v.prefilled
 	return out, err
 }
@@ -298,7 +329,7 @@ func (s *Store) report(ctx context.Context, script *goredis.Script, model, id st
 	if err := loads.CheckID(id); err != nil {
 		return v, out, err
 	}
-	reply, err := s.eval(ctx, script, s.reportKeys(model), append([]any{s.now()}, args...))
+	reply, err := s.eval(ctx, script, s.reportKeys(model), args)
 	if err != nil || reply == "" {
 		return v, out, err
 	}
@@ -361,7 +392,7 @@ func (s *Store) read(ctx context.Context, model string) (loads.Picture, error) {
 	}
 	now := time.Now().UnixMicro()
 	if s.c.Now != nil {
-		now = s.now()
+		now = s.micros()
 	}
 	version, _ := strconv.ParseInt(settings.Val()["version"], 10, 64)
 	p, _, err := picture(now, flat(rows.Val()), flat(engines.Val()), settings.Val()["settings"], version)

@@ -36,7 +36,7 @@ func (s *Store) AddTruth(ctx context.Context, model string, list []loads.Truth) 
 		return err
 	}
 	args := make([]any, 0, 4+5*len(list))
-	args = append(args, s.now(), loads.TruthWindow, loads.MaxEngines, loads.TruthForget.Microseconds())
+	args = append(args, s.micros(), loads.TruthWindow, loads.MaxEngines, loads.TruthForget.Microseconds())
 	for i := range list {
 		t := &list[i]
 		args = append(args, field(t.RankRef), uint64(t.Generation), t.Requests, t.Predicted, t.Delivered)
@@ -53,7 +53,7 @@ func (s *Store) Truths(ctx context.Context, model string) (map[store.RankRef]loa
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", loads.ErrUnavailable, err)
 	}
-	now := s.now()
+	now := s.micros()
 	if now == 0 {
 		now = time.Now().UnixMicro()
 	}
@@ -83,7 +83,7 @@ func (s *Store) Claim(ctx context.Context, model, what string, until time.Durati
 	if err := loads.CheckClaim(what, until); err != nil {
 		return false, err
 	}
-	reply, err := s.run(ctx, claimScript, []string{s.key(model, "a") + ":" + what}, []any{s.now(), until.Microseconds()})
+	reply, err := s.run(ctx, claimScript, []string{s.key(model, "a") + ":" + what}, []any{s.micros(), until.Microseconds()})
 	if err != nil {
 		return false, err
 	}

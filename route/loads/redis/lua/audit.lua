@@ -28,9 +28,9 @@ for _, v in ipairs(held) do
   if prefills then work, prefill = work + itsWork, prefill + itsPrefill end
   if decodes or prefills then
     requests, blocks = requests + 1, blocks + tail + (decodes and outblocks or 0)
-    local at = 0
-    for place = 129 + length + pairLength, #v, 8 do
-      local m, next = string.sub(v, place, place + 7), at + max(4, floor(at / 4))
+    local at, place = 0, 129 + length + pairLength
+    for j = 1, math.min(#ENDS, #v + 1 - place) / 8 do
+      local m, next = string.sub(v, place + 8 * j - 8, place + 8 * j - 1), numbers('<d', ENDS, 8 * j - 7)
       if not marks[m] then blocks = blocks + next - at end
       marks[m], at = (marks[m] or 0) + 1, next
     end

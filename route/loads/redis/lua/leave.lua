@@ -1,17 +1,15 @@
 -- A request leaves what it has a part in: who prefills when that has ended, all when it is over.
--- ARGV  2 'done', 'end', or 'overdue' for requests whose lease is over
---       3 for done: cached tokens, negative if not known, quadratic, overhead, whether to learn; else ''
---       4... ids
+-- ARGV  1 after the time: 0 at the end, 1 for done, 2 for requests whose lease is over;
+--       for done: cached tokens, negative if not known, quadratic, overhead, whether to learn
+--       2... ids
 -- Reply '' | of the last one the reservation as it was, if it runs
-local what = ARGV[2]
-if not (#ARGV >= 4 and #ARGV[3] == (what == 'done' and 32 or 0) and (what == 'done' or what == 'end' or what == 'overdue')) then
-  error('arguments are wrong', 0)
-end
+local what = #ARGV >= 2 and #ARGV[1] >= 16 and numbers('<d', ARGV[1], 9)
+if not (#ARGV[1] == (what == 1 and 48 or 16) and (what == 0 or what == 1 or what == 2)) then error('arguments are wrong', 0) end
 local cached, quadratic, overhead, learn = -1, 0, 0, 0
-if what == 'done' then cached, quadratic, overhead, learn = numbers('<dddd', ARGV[3]) end
+if what == 1 then cached, quadratic, overhead, learn = numbers('<dddd', ARGV[1], 17) end
 if not (cached == cached and quadratic >= 0 and overhead >= 0) then error('numbers are wrong', 0) end
 local reply = ''
-for i = 4, #ARGV do
+for i = 2, #ARGV do
   local id = ARGV[i]
   local v = call('HGET', RES, id)
   local readable = v and #v >= 128
@@ -21,7 +19,7 @@ for i = 4, #ARGV do
       pairLife = numbers('<dddddddddddddddd', v)
   end
   local from, to = 1, 0 -- the parts to leave: 1 is who decodes, or does all, 2 who prefills for it
-  if what == 'overdue' then
+  if what == 2 then
     if till > now then -- renewed
       call('ZREM', LEASE, id .. PAD) -- without memory a server lets all through behind what frees
       call('ZADD', LEASE, till, id .. PAD)
@@ -31,7 +29,7 @@ for i = 4, #ARGV do
       if readable then to = 2 end
     end
   elseif till > now then
-    if what == 'end' then
+    if what == 0 then
       call('HDEL', RES, id)
       call('ZREM', LEASE, id .. PAD)
       to = 2
@@ -48,7 +46,7 @@ for i = 4, #ARGV do
   end
   if to == 2 and (pairLength == 0 or prefilled == 1) then to = 1 end -- nobody prefills
   for part = from, to do
-    local name, leaves, blocks, its = string.sub(v, 129, 128 + length), what ~= 'done' or part == 2, tail, life
+    local name, leaves, blocks, its = string.sub(v, 129, 128 + length), what ~= 1 or part == 2, tail, life
     if part == 1 then blocks = tail + outblocks
     else name, its = string.sub(v, 129 + length, 128 + length + pairLength), pairLife end
     local row = call('HGET', LOAD, name)
@@ -59,7 +57,7 @@ for i = 4, #ARGV do
     else
       if prefilled ~= 1 and (part == 2 or pairLength == 0) then
         w, p = max(0, w - work), max(0, p - prefill)
-        if what == 'done' then -- learn in shape.go
+        if what == 1 then -- learn in shape.go
           local computed, before, ms = prefill, tokens - prefill, (now - max(booked, since)) / 1000 - overhead
           if cached >= 0 then before = math.min(cached, tokens); computed = tokens - before end
           if learn == 1 and computed >= 256 and ms >= 0.01 then
@@ -87,16 +85,16 @@ for i = 4, #ARGV do
         if leaves and m > 0 then
           local marks = {numbers(string.sub(C8, 1, 2 * m), v, 129 + length + pairLength)}
           local have = call('HMGET', MARKS .. name, unpack(marks, 1, m))
-          local set, gone, at = {}, {}, 0
+          local ends, set, gone, k = {numbers(string.sub(D, 1, m + 1), ENDS)}, {}, {}, 1
+          local less = {['1'] = '0', ['2'] = '1', ['3'] = '2', ['4'] = '3', ['5'] = '4'}
           for j = 1, m do
-            local next, left = at + (at < 16 and 4 or (at - at % 4) / 4), (tonumber(have[j]) or 0) - 1
-            if left <= 0 then
-              gone[#gone + 1], blocks = marks[j], blocks + next - at
+            local had = have[j]
+            local left = less[had] or string.format('%d', max(0, (tonumber(had) or 0) - 1))
+            if left == '0' then
+              gone[#gone + 1], blocks = marks[j], blocks + ends[j] - (ends[j - 1] or 0)
             else
-              set[#set + 1] = marks[j]
-              set[#set + 1] = left
+              set[k], set[k + 1], k = marks[j], left, k + 2
             end
-            at = next
           end
           if #gone > 0 then call('HDEL', MARKS .. name, unpack(gone)) end
           if #set > 0 then call('HSET', MARKS .. name, unpack(set)) end

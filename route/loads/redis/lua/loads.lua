@@ -2,7 +2,7 @@
 -- anew with every call takes as long as all else that such a script does.
 -- KEYS  load  reservations  leases  marks (the beginning of the marks' key names)  settings  engines  turns;
 --       what is done with every request leaves out the last two, reports the settings as well
--- ARGV  1 the time in microseconds of the Unix epoch, 0 for the server's own
+-- ARGV  1 numbers, the first of which is the time in microseconds of the Unix epoch, 0 for the server's own
 --
 -- Numbers are little-endian doubles, since text takes several times as long. All are whole
 -- and below 2^53 but for costs and speeds, and what they are made of.
@@ -17,14 +17,14 @@
 -- string, and formats of many numbers or marks are cut off D and C8. Whatever is long keeps Redis
 -- from a listpack, which it searches from end to end. Looking up 14 marks takes 2 us in a table
 -- and 60 to 300 in a listpack. So an id in the leases has PAD behind it, and marks have a field ''
--- with PAD beside them.
+-- with PAD beside them. ENDS are numbers: how many blocks end with each mark. D, C8, PAD and ENDS
+-- stand before this, as redis.go writes them.
 local LOAD, RES, LEASE, MARKS, SETTINGS, ENGINES, TURNS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local call, pack, numbers, max, floor = redis.call, struct.pack, struct.unpack, math.max, math.floor
 local HALF = 200000000 -- us in which half of filled fades: FillHalf in loads.go
-local PAD = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
-local D, C8 = '<dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd', 'c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8c8'
-local now = tonumber(ARGV[1])
-if not ((#KEYS == 4 or #KEYS == 5 or #KEYS == 7) and now and now >= 0 and now < 2 ^ 53) then error('keys or time are wrong', 0) end
+if not ((#KEYS == 4 or #KEYS == 5 or #KEYS == 7) and #ARGV > 0 and #ARGV[1] >= 8) then error('keys or numbers are wrong', 0) end
+local now = numbers('<d', ARGV[1])
+if not (now >= 0 and now < 2 ^ 53) then error('the time is wrong', 0) end
 if now == 0 then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
