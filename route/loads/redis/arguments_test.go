@@ -138,6 +138,26 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
+// TestAuditOfStrangeName books a pair of which one name is none of a rank's. The audit counts the other's
+// part still.
+func TestAuditOfStrangeName(t *testing.T) {
+	client, ctx := redistest.Start(t).Client(), context.Background()
+	s := must.Get(New(Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second}))(t)
+	c := &loads.PairCall{Call: loads.Call{Model: "m", ID: "r", Lease: time.Minute, Tokens: 200, BlockSize: 16}, Options: []loads.Option{{Factor: 1}}}
+	c.Candidates = []loads.Candidate{{RankRef: store.RankRef{Pod: "a"}, Factor: 1}}
+	c.Prefill = []loads.Candidate{{RankRef: store.RankRef{Pod: "b"}, Factor: 1}}
+	args := s.bookArgs(c, overdueAtOnce)
+	i := slices.Index(args, any("0:a"))
+	args[i] = "strange"
+	must.OK(t, bookScript.Run(ctx, client, s.bookKeys("m"), args...).Err())
+	if d, err := s.Audit(ctx, "m"); err != nil || len(d) > 0 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if p, err := s.Loads(ctx, "m"); err != nil || p.Loads[store.RankRef{Pod: "b"}].Requests != 1 {
+		t.Errorf("%+v, %v", p.Loads, err)
+	}
+}
+
 // repeatsMark reports whether two marks among the arguments of a booking are alike.
 func repeatsMark(args []any) bool {
 	if len(args) < 3 {

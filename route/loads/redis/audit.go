@@ -117,14 +117,18 @@ func (s *Store) audit(ctx context.Context, model string, only map[string]bool) (
 	return out, left, nil
 }
 
-// reservedBy returns the names of the loads that a reservation is part of, of which a pair has two.
+// reservedBy returns the names of the loads that a reservation is part of, of which a pair has two. They
+// may be no names of ranks: each part is counted for itself.
 func reservedBy(v string) []string {
-	r, err := readReservation(v)
-	switch {
-	case err != nil:
+	if len(v) < reservationSize {
 		return nil
-	case r.at == r.prefills:
-		return []string{field(r.at)}
 	}
-	return []string{field(r.at), field(r.prefills)}
+	at, prefills, ok := cutNames(v[reservationSize:], number(v, 13), number(v, 14))
+	switch {
+	case !ok:
+		return nil
+	case prefills == "":
+		return []string{at}
+	}
+	return []string{at, prefills}
 }

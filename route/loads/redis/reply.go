@@ -174,18 +174,29 @@ func (r *numberReader) loads(cs []loads.Candidate) []loads.Load {
 	return all
 }
 
-// readNames reads the name of a place and, where its length is not 0, that of another one which
-// prefills.
-func readNames(s string, length, other float64) (at, prefills store.RankRef, err error) {
+// cutNames cuts off the name of a place and, where its length is not 0, that of another one which prefills.
+func cutNames(s string, length, other float64) (at, prefills string, ok bool) {
 	if !(length >= 0 && other >= 0 && length+other <= float64(len(s))) {
+		return "", "", false
+	}
+	return s[:int(length)], s[int(length):int(length+other)], true
+}
+
+// readNames reads the name of a place and of the one that prefills, which may be the same.
+func readNames(s string, length, other float64) (at, prefills store.RankRef, err error) {
+	name, otherName, ok := cutNames(s, length, other)
+	if !ok {
 		return at, prefills, fmt.Errorf("%w: the names in %.80q are %v and %v long", loads.ErrUnavailable, s, length, other)
 	}
-	if at, err = parseField(s[:int(length)]); err != nil || other == 0 {
+	if at, err = parseField(name); err != nil || otherName == "" {
 		return at, at, err
 	}
-	prefills, err = parseField(s[int(length):int(length+other)])
+	prefills, err = parseField(otherName)
 	return at, prefills, err
 }
+
+// reservationSize is the size of the numbers of a reservation in lua/loads.lua.
+const reservationSize = 16 * 8
 
 // reservation is what reports tell of one. Its form is that of lua/loads.lua.
 type reservation struct {
@@ -197,11 +208,10 @@ type reservation struct {
 
 // readReservation reads the numbers and names of a reservation.
 func readReservation(v string) (r reservation, err error) {
-	const fixed = 16
-	if len(v) < 8*fixed {
+	if len(v) < reservationSize {
 		return r, fmt.Errorf("%w: %.80q is no reservation", loads.ErrUnavailable, v)
 	}
-	r.at, r.prefills, err = readNames(v[8*fixed:], number(v, 13), number(v, 14))
+	r.at, r.prefills, err = readNames(v[reservationSize:], number(v, 13), number(v, 14))
 	r.prefilled, r.output = number(v, 1) == 1, int(number(v, 2))
 	r.tokens = int(number(v, 8))
 	r.predicted = r.tokens - int(number(v, 5))
