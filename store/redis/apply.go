@@ -75,7 +75,7 @@ func (x *Index) applyRound(ctx context.Context, batches []store.Batch, refused *
 			}
 		}
 	}()
-	if err := x.foldDue(ctx, p.guards); err != nil {
+	if err := x.compactDue(ctx, p.guards); err != nil {
 		return keyspace.Failed(ctx, "apply", err)
 	}
 	for try := range applyTries {

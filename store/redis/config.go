@@ -146,7 +146,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.MaxHolders = cmp.Or(c.MaxHolders, 1<<17)
 	c.MaxModels = cmp.Or(c.MaxModels, 1<<10)
 	c.MapCache = cmp.Or(c.MapCache, 64<<20)
-	c.compactAt = cmp.Or(c.compactAt, foldEntries)
+	c.compactAt = cmp.Or(c.compactAt, compactEntries)
 	if c.clock == nil {
 		c.clock = time.Now
 	}

@@ -424,7 +424,7 @@ func (x *Index) Life(ctx context.Context, pod string, rank int) (store.Life, err
 	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank)); err != nil {
 		return store.Life{}, err
 	}
-	cmds, err := x.space.Run(ctx, &keyspace.Call{Script: lua.Life, Keys: []string{x.space.Names.Live, x.space.Names.Own(pod), x.space.Names.Records}, Args: []string{pod, strconv.Itoa(rank)}})
+	cmds, err := x.space.Run(ctx, &keyspace.Call{Script: lua.Generation, Keys: []string{x.space.Names.Live, x.space.Names.Own(pod), x.space.Names.Records}, Args: []string{pod, strconv.Itoa(rank)}})
 	if err != nil {
 		return store.Life{}, keyspace.Failed(ctx, "life", err)
 	}

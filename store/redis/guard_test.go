@@ -141,7 +141,7 @@ func TestMapsAreSwept(t *testing.T) {
 				b := guardedBatch("a", last, fence+1, 1, store.Add, 1)
 				b.Map = ops
 				apply(t, x, b)
-				must.OK(t, x.fold(ctx, last, fence+1))
+				must.OK(t, x.compact(ctx, last, fence+1))
 			}
 			names := func() (n int) {
 				count := func(ctx context.Context, c *redis.Client) error {

@@ -22,15 +22,15 @@ type Index struct {
 	config Config
 	space  *keyspace.Space
 
-	roster   *roster.Cache
-	holders  holderCache
-	pace     pace
-	acks     *ackCache
-	views    enginemap.Views
-	lists    *mapLogs
-	folding  chan struct{} // has an element while a map is folded
-	readOnly readOnly
-	attempts atomic.Uint64 // numbers the tries at writing in parts
+	roster     *roster.Cache
+	holders    holderCache
+	pace       pace
+	acks       *ackCache
+	views      enginemap.Views
+	lists      *mapLogs
+	compacting chan struct{} // has an element while a map is compacted
+	readOnly   readOnly
+	attempts   atomic.Uint64 // numbers the tries at writing in parts
 
 	// textsThere is true when texts have been met since the last sweep began.
 	textsThere atomic.Bool
@@ -65,7 +65,7 @@ func Open(c Config) (*Index, error) {
 	}
 	x := &Index{
 		config: c, space: keyspace.Open(c.connection(t), c.Prefix),
-		acks: newAckCache(c.MaxHolders), lists: newMapLogs(c.compactAt, c.MaxHolders), folding: make(chan struct{}, 1),
+		acks: newAckCache(c.MaxHolders), lists: newMapLogs(c.compactAt, c.MaxHolders), compacting: make(chan struct{}, 1),
 	}
 	x.changes = changelog.New(x.space)
 	x.external = external.Open(x.space, elsewhere, c.EntryAge, c.clock)

@@ -17,12 +17,12 @@ import (
 
 // The map of a generation is written with every event and hardly ever read: its owner
 // has most of it in memory. So a write is an element more at the end of a list of
-// changes, whatever it changes. From time to time the owner folds the list into pages
-// (fold.go), strings that each hold a part of all entries in order. What an entry is, is
+// changes, whatever it changes. From time to time the owner compacts the list into pages
+// (compact.go), strings that each hold a part of all entries in order. What an entry is, is
 // its last change in the list, or else what the page says.
 //
 // As the field of a hash a change took 2.3 to 6.2 us of the server, more the more entries
-// there were. In the list it takes 0.03, and folding it 0.3 to 0.4.
+// there were. In the list it takes 0.03, and compacting it 0.3 to 0.4.
 
 // mapEdit are changes of one map in one run of apply.lua.
 type mapEdit struct {
@@ -133,7 +133,7 @@ func (x *Index) takeMap(gen store.Generation, fence uint64) {
 	x.lists.open(gen, fence, -1)
 }
 
-// readTries is how often ReadMap begins anew because the map is being folded.
+// readTries is how often ReadMap begins anew because the map is being compacted.
 const readTries = 16
 
 // ReadMap implements store.Index.
@@ -156,7 +156,7 @@ func (x *Index) ReadMap(ctx context.Context, gen store.Generation, keys ...store
 		}
 		v = next
 	}
-	return nil, fmt.Errorf("%w: map: the map of generation %d was folded %d times while it was being read", store.ErrUnavailable, gen, readTries)
+	return nil, fmt.Errorf("%w: map: the map of generation %d was compacted %d times while it was being read", store.ErrUnavailable, gen, readTries)
 }
 
 // see takes in what is new of a list.
@@ -169,7 +169,7 @@ func (x *Index) see(v *enginemap.View, elements []string) {
 }
 
 // catchUp reads on in a list that is too long for one command, up to its end. If it is
-// folded meanwhile the view is wrong, which the next look at the state shows.
+// compacted meanwhile the view is wrong, which the next look at the state shows.
 func (x *Index) catchUp(ctx context.Context, gen store.Generation, v *enginemap.View) error {
 	for {
 		step := listStep(v.Elements, v.Bytes())

@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkMapWrite writes 256 blocks a call, each with an entry of the map, which has so many
-// of them before. It does so with its folds, and without a map.
+// of them before. It does so with its compactions, and without a map.
 func BenchmarkMapWrite(b *testing.B) {
 	for _, entries := range []int{0, 1 << 15, 1 << 18} {
 		b.Run(fmt.Sprint(entries), func(b *testing.B) {

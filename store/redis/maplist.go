@@ -16,8 +16,8 @@ import (
 type mapLog struct {
 	fence   uint64
 	changes int // that are in the list, at least; -1 is not known
-	added   int // since the last fold began
-	limit   int // at which it is folded
+	added   int // since the last compaction began
+	limit   int // at which it is compacted
 	queued  bool
 	lost    error     // why the map cannot be gone on with
 	rest    time.Time // before which it is not tried again
@@ -26,7 +26,7 @@ type mapLog struct {
 // mapLogs are those of the generations that this process writes, as far as they were
 // used last. What is missing is looked at again.
 type mapLogs struct {
-	least int        // changes that are worth a fold, however small the map
+	least int        // changes that are worth a compaction, however small the map
 	mu    sync.Mutex // protects logs
 	logs  *simplelru.LRU[store.Generation, *mapLog]
 }
@@ -78,7 +78,7 @@ func (l *mapLogs) add(gen store.Generation, fence uint64, changes int) {
 	}
 }
 
-// due reports whether a list should be folded, which is said once; must, whether that has
+// due reports whether a list should be compacted, which is said once; must, whether that has
 // to be before it grows any more. The error says that the map has been lost.
 func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err error) {
 	l.mu.Lock()
@@ -96,7 +96,7 @@ func (l *mapLogs) due(gen store.Generation, fence uint64) (due, must bool, err e
 	return due, max(g.changes, g.added) >= 4*g.limit, g.lost
 }
 
-// begin says that a fold reads the list from now on.
+// begin says that a compaction reads the list from now on.
 func (l *mapLogs) begin(gen store.Generation, fence uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,8 +105,8 @@ func (l *mapLogs) begin(gen store.Generation, fence uint64) {
 	}
 }
 
-// end says how a fold has ended.
-func (l *mapLogs) end(f *fold, err error) {
+// end says how a compaction has ended.
+func (l *mapLogs) end(f *compaction, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	g := l.of(f.gen, f.fence)
@@ -119,7 +119,7 @@ func (l *mapLogs) end(f *fold, err error) {
 		g.lost = err
 	case err != nil:
 		g.added = max(g.added, g.changes) // what was added before it is still there
-		g.rest = time.Now().Add(foldRest)
+		g.rest = time.Now().Add(compactRest)
 	case f.more:
 		g.changes = -1
 	default:
@@ -129,12 +129,12 @@ func (l *mapLogs) end(f *fold, err error) {
 	}
 }
 
-// worth is how many changes are worth a fold into pages of so many entries.
+// worth is how many changes are worth a compaction into pages of so many entries.
 func (l *mapLogs) worth(entries int) int { return max(l.least, min(entries/2, maxChanges)) }
 
-// foldDue folds the lists of guards that have become long, in the background. One that has
-// become very long is folded before anything more is written: no list grows without end.
-func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
+// compactDue compacts the lists of guards that have become long, in the background. One that has
+// become very long is compacted before anything more is written: no list grows without end.
+func (x *Index) compactDue(ctx context.Context, guards []*guardPlan) error {
 	for _, g := range guards {
 		if g.over() || len(g.ops) == 0 {
 			continue
@@ -144,13 +144,13 @@ func (x *Index) foldDue(ctx context.Context, guards []*guardPlan) error {
 		case lost != nil:
 			g.err = lost
 		case must:
-			if err := x.fold(ctx, g.Generation, g.Fence); err != nil {
+			if err := x.compact(ctx, g.Generation, g.Fence); err != nil {
 				return err
 			}
 		case due:
 			x.space.Spawn(func() {
-				// That another process has folded it is as good.
-				if err := x.foldLater(g.Generation, g.Fence); err != nil && !errors.Is(err, errFolded) && x.space.Life.Err() == nil {
+				// That another process has compacted it is as good.
+				if err := x.compactLater(g.Generation, g.Fence); err != nil && !errors.Is(err, errCompacted) && x.space.Life.Err() == nil {
 					x.space.Log(fmt.Sprintf("the changes of the map of generation %d are not in its pages: %v", g.Generation, err))
 				}
 			})

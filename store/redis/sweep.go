@@ -118,7 +118,7 @@ func (s *sweeper) run(ctx context.Context) error {
 	if err := s.look(ctx); err != nil {
 		return err
 	}
-	if err := s.relive(ctx); err != nil {
+	if err := s.renewLost(ctx); err != nil {
 		return err
 	}
 	if s.x.space.Cluster {
@@ -205,10 +205,10 @@ func (s *sweeper) look(ctx context.Context) error {
 	return nil
 }
 
-// relive gives leases again to pods that should have one. All of them may have been
+// renewLost gives leases again to pods that should have one. All of them may have been
 // evicted, and those of pods that live come back by themselves: the others' pods
 // would never die.
-func (s *sweeper) relive(ctx context.Context) error {
+func (s *sweeper) renewLost(ctx context.Context) error {
 	var args []string
 	s.snap.EachPod(func(name, text string, lease time.Duration) {
 		if lease > 0 {
@@ -216,7 +216,7 @@ func (s *sweeper) relive(ctx context.Context) error {
 		}
 	})
 	for part := range slices.Chunk(args, 3*sweepStep) {
-		if _, err := s.x.space.Run(ctx, s.x.space.RegistryCall(lua.Relive, s.x.space.Names.Own(""), part...)); err != nil {
+		if _, err := s.x.space.Run(ctx, s.x.space.RegistryCall(lua.Renew, s.x.space.Names.Own(""), part...)); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -272,41 +271,19 @@ func (o *outage) watch(ctx context.Context) {
 	}
 }
 
-// documented returns the commands that the documentation has between two marks.
-func documented(t *testing.T, mark string) [][]any {
+// documented returns the commands that docs/operations.md has between two marks.
+func documented(t *testing.T, mark string) [][]string {
 	t.Helper()
-	f := must.Get(os.Open("../../docs/operations.md"))(t)
-	defer f.Close()
-	var out [][]any
-	inside := false
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		switch line := lines.Text(); {
-		case strings.Contains(line, "<!-- "+mark+": begin -->"):
-			inside = true
-		case strings.Contains(line, "<!-- "+mark+": end -->"):
-			inside = false
-		case inside && line != "" && !strings.HasPrefix(line, "```"):
-			var words []any
-			for w := range strings.FieldsSeq(line) {
-				words = append(words, w)
-			}
-			out = append(out, words)
-		}
-	}
-	if err := lines.Err(); err != nil || inside || len(out) == 0 {
-		t.Fatalf("docs/operations.md: %d lines between the marks of %s, %v", len(out), mark, err)
-	}
-	return out
+	return redistest.DocumentedACL(t, "../../docs/operations.md", mark)
 }
 
 // granted are the commands that the lines grant a user, as INFO commandstats
 // names them.
-func granted(lines [][]any, user string) []string {
+func granted(lines [][]string, user string) []string {
 	var out []string
 	for _, words := range lines {
 		for _, w := range words {
-			if name, ok := strings.CutPrefix(w.(string), "+"); ok && words[2] == user {
+			if name, ok := strings.CutPrefix(w, "+"); ok && words[2] == user {
 				out = append(out, name)
 			}
 		}
@@ -319,9 +296,7 @@ func users(t *testing.T, on ...*redistest.Server) {
 	t.Helper()
 	for _, s := range on {
 		for _, words := range slices.Concat(documented(t, "acl"), documented(t, "acl-doctor")) {
-			if err := s.Client().Do(t.Context(), words...).Err(); err != nil {
-				t.Fatalf("%v: %v", words, err)
-			}
+			redistest.Do(t, s.Client(), words...)
 		}
 	}
 }
@@ -462,9 +437,7 @@ func TestUsersOnCluster(t *testing.T) {
 	users(t, c.Masters...)
 	for _, m := range c.Masters {
 		for _, words := range documented(t, "acl-cluster") {
-			if err := m.Client().Do(t.Context(), words...).Err(); err != nil {
-				t.Fatalf("%v: %v", words, err)
-			}
+			redistest.Do(t, m.Client(), words...)
 		}
 	}
 	url := func(user string) string { return strings.Replace(c.URL(), "://", "://"+user, 1) }

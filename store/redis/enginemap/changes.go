@@ -8,7 +8,7 @@ import (
 )
 
 // Changes are changes of a map, in the order in which they were made or, by Last,
-// ascending. A fold has many: they are rows of bytes, and small things without pointers
+// ascending. A compaction has many: they are rows of bytes, and small things without pointers
 // that say where in them each is.
 type Changes struct {
 	rows []byte

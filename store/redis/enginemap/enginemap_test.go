@@ -24,7 +24,7 @@ func TestPages(t *testing.T) {
 		})
 		want := map[store.MapKey]string{}
 		var page []byte
-		for range rapid.IntRange(1, 5).Draw(t, "folds") {
+		for range rapid.IntRange(1, 5).Draw(t, "compactions") {
 			var changes Changes
 			for _, e := range rapid.SliceOfN(entries, 0, 100).Draw(t, "changes") {
 				changes.Add(e)

@@ -96,8 +96,8 @@ func (n *Names) Life(gen store.Generation) string {
 // page yet.
 func (n *Names) Changes(gen store.Generation) string { return n.Life(gen) + "m" }
 
-// Folder has the token of the process that is compacting the map.
-func (n *Names) Folder(gen store.Generation) string { return n.Life(gen) + "f" }
+// Compactor has the token of the process that is compacting the map.
+func (n *Names) Compactor(gen store.Generation) string { return n.Life(gen) + "f" }
 
 // Page is page i of so many.
 func (n *Names) Page(gen store.Generation, pages, i int) string {

@@ -24,7 +24,7 @@
 -- Of a map, sets and dels are rows of changes of entries, "" for none, which go behind
 -- the list that its key is. The rows of dels only delete. A list that is not there, or
 -- is none, has been lost, and so has the map: LOST. Who writes maps is to keep the list
--- short: see fold.lua.
+-- short: see compact.lua.
 --
 -- The groups take the blocks in order, and the ops are those of each block of the
 -- group. The op "+17" adds holder 17, "-17" removes it, and "+17-18" does both.

@@ -1,5 +1,5 @@
 -- Begins the map of a generation of which nothing has been applied wholly, unless it is
--- there: see fold.lua.
+-- there: see compact.lua.
 --
 -- KEYS  records list
 

@@ -24,7 +24,7 @@ type Script struct {
 var (
 	Register = timed("registry", "register")
 	Retire   = timed("registry", "retire")
-	Relive   = timed("registry", "relive")
+	Renew    = timed("registry", "renew")
 	Model    = timed("registry", "model")
 	Forget   = timed("registry", "forget")
 	Begin    = timed("registry", "guard", "begin")
@@ -36,15 +36,15 @@ var (
 
 	// Lease takes no latest time. A late call keeps ranks from others for no longer than its
 	// ttl, and what a reader writes is under guards.
-	Lease  = untimed("registry", "lease")
-	Life   = untimed("life")
-	Fence  = untimed("guard", "fence")
-	Map    = untimed("map")
-	Fold   = untimed("guard", "fold")
-	Mark   = untimed("mark")
-	Log    = untimed("log")
-	Text   = untimed("text")
-	Roster = untimed("roster")
+	Lease      = untimed("registry", "lease")
+	Generation = untimed("generation")
+	Fence      = untimed("guard", "fence")
+	Map        = untimed("map")
+	Compact    = untimed("guard", "compact")
+	Mark       = untimed("mark")
+	Log        = untimed("log")
+	Text       = untimed("text")
+	Roster     = untimed("roster")
 )
 
 func timed(names ...string) *Script {

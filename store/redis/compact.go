@@ -18,71 +18,71 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/lua"
 )
 
-// Folding: the owner of a generation puts the changes of its map into the pages, and no
-// write waits for it. It does so when there are foldEntries of them, or half of what the
+// Compacting: the owner of a generation puts the changes of its map into the pages, and no
+// write waits for it. It does so when there are compactEntries of them, or half of what the
 // pages have.
 //
-//  1. read the list: its state, and changes; announce the fold (fold.lua)
-//  2. for some pages at a time: read them, put the changes in, write them (fold.lua)
+//  1. read the list: its state, and changes; announce the compaction (compact.lua)
+//  2. for some pages at a time: read them, put the changes in, write them (compact.lua)
 //  3. with the last of them: take the changes from the list, and write the new state
 //
-// A fold that stops anywhere leaves a map that is read as it was: the list still has all changes,
+// A compaction that stops anywhere leaves a map that is read as it was: the list still has all changes,
 // and wins over the pages. An owner whose fence is not the record's any more writes
-// nothing. Nor does a fold after which another has been announced. Two processes may write a
+// nothing. Nor does a compaction after which another has been announced. Two processes may write a
 // generation in turn under one fence. The slower would put older pages over newer ones whose
 // changes have been taken from the list. When there are more than pageEntries entries a page,
 // step 2 reads all pages and writes twice as many, or more, under other names. After step 3 the
 // old ones go.
 const (
-	foldEntries = 4096
-	pageEntries = 256
-	// foldBytes is how many bytes of pages one run of fold.lua writes, about.
-	foldBytes = 64 << 10
-	// foldElements is how many elements of a list are read at a time at most. While it is not
+	compactEntries = 4096
+	pageEntries    = 256
+	// compactBytes is how many bytes of pages one run of compact.lua writes, about.
+	compactBytes = 64 << 10
+	// compactElements is how many elements of a list are read at a time at most. While it is not
 	// known how long they are, it is firstElements. About listBytes bytes are read at a time: a
 	// megabyte takes a server half a millisecond.
-	foldElements  = 1024
-	firstElements = 16
-	listBytes     = 256 << 10
+	compactElements = 1024
+	firstElements   = 16
+	listBytes       = 256 << 10
 	// maxChanges is more changes than any list is to have, 80 to 160 MB.
 	maxChanges = 4 << 20
-	// maxFoldBytes is how much of a list is folded at once.
-	maxFoldBytes = 8 << 20
-	// foldWait bounds the wait for a fold's turn in the background, and foldTimeout the
-	// fold itself; after one that failed there is a rest.
-	foldWait    = 10 * time.Minute
-	foldTimeout = 30 * time.Second
-	foldRest    = time.Second
+	// maxCompactBytes is how much of a list is compacted at once.
+	maxCompactBytes = 8 << 20
+	// compactWait bounds the wait for a compaction's turn in the background, and compactTimeout the
+	// compaction itself; after one that failed there is a rest.
+	compactWait    = 10 * time.Minute
+	compactTimeout = 30 * time.Second
+	compactRest    = time.Second
 )
 
-// fold folds the map of a generation when those before it are done. The folds of a
+// compact compacts the map of a generation when those before it are done. The compactions of a
 // process come one after the other, which bounds the memory that they take.
-func (x *Index) fold(ctx context.Context, gen store.Generation, fence uint64) error {
-	f := fold{x: x, gen: gen, fence: fence}
+func (x *Index) compact(ctx context.Context, gen store.Generation, fence uint64) error {
+	f := compaction{x: x, gen: gen, fence: fence}
 	if err := f.turn(ctx); err != nil {
 		return err
 	}
 	return f.inTurn(ctx)
 }
 
-// foldLater is fold for the background. What others take for their folds does not count
+// compactLater is compact for the background. What others take for their compactions does not count
 // as time of this one.
-func (x *Index) foldLater(gen store.Generation, fence uint64) error {
-	f := fold{x: x, gen: gen, fence: fence}
-	wait, cancel := context.WithTimeout(x.space.Life, foldWait)
+func (x *Index) compactLater(gen store.Generation, fence uint64) error {
+	f := compaction{x: x, gen: gen, fence: fence}
+	wait, cancel := context.WithTimeout(x.space.Life, compactWait)
 	defer cancel()
 	if err := f.turn(wait); err != nil {
-		return fmt.Errorf("waiting until other maps are folded: %w", err)
+		return fmt.Errorf("waiting until other maps are compacted: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(x.space.Life, foldTimeout)
+	ctx, cancel := context.WithTimeout(x.space.Life, compactTimeout)
 	defer cancel()
 	return f.inTurn(ctx)
 }
 
-// turn waits for the fold's turn.
-func (f *fold) turn(ctx context.Context) error {
+// turn waits for the compaction's turn.
+func (f *compaction) turn(ctx context.Context) error {
 	select {
-	case f.x.folding <- struct{}{}:
+	case f.x.compacting <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		f.x.lists.end(f, ctx.Err()) // or it would never be due again
@@ -90,9 +90,9 @@ func (f *fold) turn(ctx context.Context) error {
 	}
 }
 
-// inTurn folds, and ends the turn.
-func (f *fold) inTurn(ctx context.Context) error {
-	defer func() { <-f.x.folding }()
+// inTurn compacts, and ends the turn.
+func (f *compaction) inTurn(ctx context.Context) error {
+	defer func() { <-f.x.compacting }()
 	f.x.lists.begin(f.gen, f.fence)
 	err := f.run(ctx)
 	f.x.lists.end(f, err)
@@ -102,8 +102,8 @@ func (f *fold) inTurn(ctx context.Context) error {
 	return err
 }
 
-// fold is one of them.
-type fold struct {
+// compaction is one of them.
+type compaction struct {
 	x     *Index
 	gen   store.Generation
 	fence uint64
@@ -117,7 +117,7 @@ type fold struct {
 	entries    int  // in the pages, after it
 }
 
-func (f *fold) run(ctx context.Context) error {
+func (f *compaction) run(ctx context.Context) error {
 	changes, err := f.read(ctx)
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ func (f *fold) run(ctx context.Context) error {
 }
 
 // read reads the list.
-func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) {
+func (f *compaction) read(ctx context.Context) (changes enginemap.Changes, err error) {
 	list := f.x.space.Names.Changes(f.gen)
 	for from := 0; ; {
 		step := listStep(from, changes.Bytes())
@@ -166,7 +166,7 @@ func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) 
 				f.lost = true
 				return changes, err
 			}
-			most := min(f.x.lists.worth(f.state.Entries), maxFoldBytes/16)
+			most := min(f.x.lists.worth(f.state.Entries), maxCompactBytes/16)
 			changes = enginemap.NewChanges(most, 24*most)
 			part = part[1:]
 			from++
@@ -178,7 +178,7 @@ func (f *fold) read(ctx context.Context) (changes enginemap.Changes, err error) 
 		}
 		from += len(part)
 		f.elements = from - 1
-		if !f.more || changes.Bytes() > maxFoldBytes {
+		if !f.more || changes.Bytes() > maxCompactBytes {
 			return changes, nil
 		}
 	}
@@ -190,26 +190,26 @@ func listStep(elements, bytes int) int {
 	if elements < firstElements {
 		return firstElements
 	}
-	return max(1, min(foldElements, listBytes/(1+bytes/elements)))
+	return max(1, min(compactElements, listBytes/(1+bytes/elements)))
 }
 
-// announce keeps folds that were before from writing on.
-func (f *fold) announce(ctx context.Context) error {
+// announce keeps compactions that were before from writing on.
+func (f *compaction) announce(ctx context.Context) error {
 	f.token = strconv.FormatUint(rand.Uint64(), 36)
 	return f.send(ctx, f.call())
 }
 
-// call begins a run of fold.lua.
-func (f *fold) call() *keyspace.Call {
+// call begins a run of compact.lua.
+func (f *compaction) call() *keyspace.Call {
 	return &keyspace.Call{
-		Script: lua.Fold,
-		Keys:   []string{f.x.space.Names.MapRecords(f.gen, f.x.space.Cluster), f.x.space.Names.Changes(f.gen), f.x.space.Names.Folder(f.gen)},
+		Script: lua.Compact,
+		Keys:   []string{f.x.space.Names.MapRecords(f.gen, f.x.space.Cluster), f.x.space.Names.Changes(f.gen), f.x.space.Names.Compactor(f.gen)},
 		Args:   []string{strconv.FormatUint(uint64(f.gen), 10), strconv.FormatUint(f.fence, 10), f.token, f.state.Text, "", "0"},
 	}
 }
 
-// send makes a run of fold.lua.
-func (f *fold) send(ctx context.Context, c *keyspace.Call) error {
+// send makes a run of compact.lua.
+func (f *compaction) send(ctx context.Context, c *keyspace.Call) error {
 	cmds, err := f.x.space.Run(ctx, c)
 	if err != nil {
 		return err
@@ -222,12 +222,12 @@ func (f *fold) send(ctx context.Context, c *keyspace.Call) error {
 	case lua.Ended:
 		return store.ErrEnded
 	default:
-		return errFolded
+		return errCompacted
 	}
 }
 
 // change puts changes into the pages that are there.
-func (f *fold) change(ctx context.Context, all enginemap.Changes) error {
+func (f *compaction) change(ctx context.Context, all enginemap.Changes) error {
 	changes := all.ByPage(f.state.Pages)
 	w := f.writer(f.state.Pages)
 	for part := range slices.Chunk(changes, w.step) {
@@ -254,7 +254,7 @@ func (f *fold) change(ctx context.Context, all enginemap.Changes) error {
 }
 
 // spread writes all entries, and changes, into more pages.
-func (f *fold) spread(ctx context.Context, all enginemap.Changes, pages int) error {
+func (f *compaction) spread(ctx context.Context, all enginemap.Changes, pages int) error {
 	changes := all.ByPage(pages)
 	f.entries = 0
 	w := f.writer(pages)
@@ -307,10 +307,10 @@ func (f *fold) spread(ctx context.Context, all enginemap.Changes, pages int) err
 
 // drop deletes the pages that were before a spread. Those that cannot be deleted now go
 // with the generation.
-func (f *fold) drop(ctx context.Context) {
-	for from := 0; from < f.state.Pages; from += foldElements {
+func (f *compaction) drop(ctx context.Context) {
+	for from := 0; from < f.state.Pages; from += compactElements {
 		var names []string
-		for n := from; n < min(f.state.Pages, from+foldElements); n++ {
+		for n := from; n < min(f.state.Pages, from+compactElements); n++ {
 			names = append(names, f.x.space.Names.Page(f.gen, f.state.Pages, n))
 		}
 		f.x.space.Trips.Add(1)
@@ -321,7 +321,7 @@ func (f *fold) drop(ctx context.Context) {
 }
 
 // pages reads the entries of pages.
-func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
+func (f *compaction) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 	if len(numbers) == 0 {
 		return nil, nil
 	}
@@ -340,9 +340,9 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 		if out[i], err = enginemap.OpenPage(s); err == nil {
 			continue
 		}
-		// Or another process has folded it since the list was read.
+		// Or another process has compacted it since the list was read.
 		if now, asked := f.x.space.Client.LIndex(ctx, f.x.space.Names.Changes(f.gen), 0).Result(); asked != nil || now != f.state.Text {
-			return nil, errors.Join(errFolded, asked)
+			return nil, errors.Join(errCompacted, asked)
 		}
 		f.lost = true
 		return nil, err
@@ -352,17 +352,17 @@ func (f *fold) pages(ctx context.Context, numbers []int) ([][]byte, error) {
 
 // pageWriter writes pages, some at a time.
 type pageWriter struct {
-	f     *fold
+	f     *compaction
 	pages int
 	step  int // how many pages to read at a time
 	c     *keyspace.Call
 	bytes int
 }
 
-func (f *fold) writer(pages int) *pageWriter {
+func (f *compaction) writer(pages int) *pageWriter {
 	w := &pageWriter{f: f, pages: pages}
 	// An entry takes 20 to 30 bytes.
-	w.step = max(1, min(512, foldBytes/(1+30*max(f.state.Entries, f.had)/pages)))
+	w.step = max(1, min(512, compactBytes/(1+30*max(f.state.Entries, f.had)/pages)))
 	return w
 }
 
@@ -373,7 +373,7 @@ func (w *pageWriter) write(ctx context.Context, n int, page []byte) error {
 	c := w.c
 	c.Keys = append(c.Keys, w.f.x.space.Names.Page(w.f.gen, w.pages, n))
 	c.Args = append(c.Args, string(page))
-	if w.bytes += len(page); w.bytes < foldBytes && len(c.Keys) < callKeys {
+	if w.bytes += len(page); w.bytes < compactBytes && len(c.Keys) < callKeys {
 		return nil
 	}
 	return w.flush(ctx)
@@ -385,8 +385,8 @@ func (w *pageWriter) flush(ctx context.Context) error {
 	return w.f.send(ctx, c)
 }
 
-// errFolded says that another process has folded the map.
-var errFolded = errors.New("redis: the map has other pages than were read")
+// errCompacted says that another process has compacted the map.
+var errCompacted = errors.New("redis: the map has other pages than were read")
 
 // end writes what is left, and the new state.
 func (w *pageWriter) end(ctx context.Context) error {

@@ -65,9 +65,9 @@ func (s *mapStory) check(t *testing.T, what string, x *Index) {
 	}
 }
 
-// TestFoldDies: an owner that dies anywhere in a fold leaves a map that is as it was. It is so to the next
-// owner, which may fold it, and to any earlier reader. A fold of a former owner changes nothing.
-func TestFoldDies(t *testing.T) {
+// TestCompactDies: an owner that dies anywhere in a compaction leaves a map that is as it was. It is so to the next
+// owner, which may compact it, and to any earlier reader. A compaction of a former owner changes nothing.
+func TestCompactDies(t *testing.T) {
 	for name, url := range map[string]string{
 		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
 	} {
@@ -95,8 +95,8 @@ func TestFoldDies(t *testing.T) {
 						s.write(t, x, rng, 2000, few)
 						s.check(t, "before", next)
 						x.lists.least = 1
-						must.OK(t, x.fold(ctx, s.gen, s.fence))
-						s.check(t, "folded once", next)
+						must.OK(t, x.compact(ctx, s.gen, s.fence))
+						s.check(t, "compacted once", next)
 						many := few
 						if grows {
 							many = len(s.keys)
@@ -104,7 +104,7 @@ func TestFoldDies(t *testing.T) {
 						s.write(t, x, rng, 4000, many)
 						s.check(t, "and changed", next)
 						life.limit(n, deaf)
-						err := x.fold(ctx, s.gen, s.fence)
+						err := x.compact(ctx, s.gen, s.fence)
 						life.limit(-1, false)
 						if lived = err == nil; !lived && !errors.Is(err, errDead) {
 							t.Fatal(err)
@@ -120,15 +120,15 @@ func TestFoldDies(t *testing.T) {
 						s.write(t, next, rng, 1500, many)
 						x.lists.least, next.lists.least = 1, 1
 						before := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val()
-						if err := x.fold(ctx, s.gen, s.fence-1); err != nil {
-							t.Fatalf("a zombie's fold: %v", err)
+						if err := x.compact(ctx, s.gen, s.fence-1); err != nil {
+							t.Fatalf("a zombie's compaction: %v", err)
 						}
 						if now := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val(); now != before {
 							t.Fatalf("a zombie has made the state %q of %q", now, before)
 						}
 						s.check(t, "after a zombie", next)
-						must.OK(t, next.fold(ctx, s.gen, s.fence))
-						s.check(t, "folded by the next", next)
+						must.OK(t, next.compact(ctx, s.gen, s.fence))
+						s.check(t, "compacted by the next", next)
 						s.check(t, "as another reads it", x)
 						state, err := enginemap.ParseState(x.space.Client.LRange(ctx, x.space.Names.Changes(s.gen), 0, 0).Val())
 						if left := x.space.Client.LLen(ctx, x.space.Names.Changes(s.gen)).Val(); err != nil || left != 1 || state.Entries < len(s.want)-200 || state.Pages > 64 || state.Pages < 2 {
@@ -142,8 +142,8 @@ func TestFoldDies(t *testing.T) {
 	}
 }
 
-// TestFolds: with writes alone the list stays short, and pages become more.
-func TestFolds(t *testing.T) {
+// TestCompacts: with writes alone the list stays short, and pages become more.
+func TestCompacts(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -160,9 +160,9 @@ func TestFolds(t *testing.T) {
 	story.check(t, "the end", x)
 	story.check(t, "as another reads it", open(t, Config{URL: s.URL(), NoSweep: true}))
 	// A batch has 50 changes in one or two elements. Of what is very long, four times
-	// what is worth a fold, none is written more.
+	// what is worth a compaction, none is written more.
 	state, err := enginemap.ParseState(plain.LRange(t.Context(), x.space.Names.Changes(story.gen), 0, 0).Val())
-	if err != nil || state.Folds < 10 || state.Pages < 16 || longest > 2*4*4000/2/50+8 {
+	if err != nil || state.Compactions < 10 || state.Pages < 16 || longest > 2*4*4000/2/50+8 {
 		t.Errorf("the state is %+v, %v; the list had %d elements", state, err, longest)
 	}
 	pages := plain.Keys(t.Context(), x.space.Names.Life(story.gen)+"p:*").Val()
@@ -173,9 +173,9 @@ func TestFolds(t *testing.T) {
 	}
 }
 
-// TestFoldOfAFullServer: on a server that is full entries can be deleted, and the list
+// TestCompactOfAFullServer: on a server that is full entries can be deleted, and the list
 // becomes short again.
-func TestFoldOfAFullServer(t *testing.T) {
+func TestCompactOfAFullServer(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	ctx := t.Context()
@@ -187,14 +187,14 @@ func TestFoldOfAFullServer(t *testing.T) {
 		b.Map = append(b.Map, store.MapOp{MapKey: keys[i], Value: []byte("a value")})
 	}
 	apply(t, x, b)
-	must.OK(t, x.fold(ctx, gen, 1))
+	must.OK(t, x.compact(ctx, gen, 1))
 	full(t, s.Client())
 	b = guardedBatch("a", gen, 1, 2, store.Remove, 1)
 	for _, k := range keys[:500] {
 		b.Map = append(b.Map, store.MapOp{MapKey: k})
 	}
 	apply(t, x, b)
-	must.OK(t, x.fold(ctx, gen, 1))
+	must.OK(t, x.compact(ctx, gen, 1))
 	got, err := x.ReadMap(ctx, gen, keys...)
 	if err != nil || got[0] != nil || got[499] != nil || string(got[500]) != "a value" {
 		t.Errorf("%q, %q, %q, %v", got[0], got[499], got[500], err)
@@ -241,7 +241,7 @@ func TestListOfAWriterThatTriesAgain(t *testing.T) {
 		}
 		longest = max(longest, c.Client().LLen(ctx, list).Val())
 	}
-	// 1000 changes are 4 elements; at 16 the writer waits for the fold.
+	// 1000 changes are 4 elements; at 16 the writer waits for the compaction.
 	if longest < 2 || longest > 20 {
 		t.Errorf("the list has had %d elements", longest)
 	}
@@ -280,15 +280,15 @@ func TestMapIsLost(t *testing.T) {
 			}
 			story.write(t, x, rng, 2000, 700)
 			x.lists.least = 1
-			must.OK(t, x.fold(ctx, story.gen, 1))
-			story.check(t, "folded", x)
+			must.OK(t, x.compact(ctx, story.gen, 1))
+			story.check(t, "compacted", x)
 			must.OK(t, lose(x, story.gen))
 			for _, r := range []*Index{x, open(t, Config{URL: s.URL(), NoSweep: true})} {
 				if _, err := r.ReadMap(ctx, story.gen, story.keys...); !errors.Is(err, store.ErrEnded) {
 					t.Errorf("the map is read with %v, want ErrEnded", err)
 				}
 			}
-			// The list alone shows it at once, a page when it is folded into.
+			// The list alone shows it at once, a page when it is compacted into.
 			b := guardedBatch("a", story.gen, 1, story.seq+1, store.Add)
 			for _, k := range story.keys {
 				b.Map = append(b.Map, store.MapOp{MapKey: k, Value: []byte("some")})
@@ -296,7 +296,7 @@ func TestMapIsLost(t *testing.T) {
 			if err := x.Apply(ctx, b); err != nil && !errors.Is(err, store.ErrEnded) {
 				t.Fatal(err)
 			}
-			_ = x.fold(ctx, story.gen, 1)
+			_ = x.compact(ctx, story.gen, 1)
 			b = guardedBatch("a", story.gen, 1, story.seq+2, store.Add)
 			b.Map = []store.MapOp{{MapKey: story.keys[0], Value: []byte("more")}}
 			if err := x.Apply(ctx, b); !errors.Is(err, store.ErrEnded) {
@@ -309,9 +309,9 @@ func TestMapIsLost(t *testing.T) {
 	}
 }
 
-// TestFoldsOverlap: two processes that write a generation in turn, under one fence, fold it at
+// TestCompactionsOverlap: two processes that write a generation in turn, under one fence, compact it at
 // the same time. The one that is announced last wins, and no change is lost.
-func TestFoldsOverlap(t *testing.T) {
+func TestCompactionsOverlap(t *testing.T) {
 	s := redistest.Start(t)
 	ctx := t.Context()
 	a, b := open(t, Config{URL: s.URL(), NoSweep: true}), open(t, Config{URL: s.URL(), NoSweep: true})
@@ -323,10 +323,10 @@ func TestFoldsOverlap(t *testing.T) {
 	}
 	story.write(t, a, rng, 4000, 3000)
 	a.lists.least = 1
-	must.OK(t, a.fold(ctx, story.gen, 1))
-	begin := func(x *Index) (f fold, list enginemap.Changes) {
+	must.OK(t, a.compact(ctx, story.gen, 1))
+	begin := func(x *Index) (f compaction, list enginemap.Changes) {
 		t.Helper()
-		f = fold{x: x, gen: story.gen, fence: 1}
+		f = compaction{x: x, gen: story.gen, fence: 1}
 		changes, err := f.read(ctx)
 		if err == nil {
 			err = f.announce(ctx)
@@ -339,16 +339,16 @@ func TestFoldsOverlap(t *testing.T) {
 	must.Get(b.TakeOver(ctx, story.gen, 1))(t)
 	story.write(t, b, rng, 1000, 3000)
 	quick, list := begin(b)
-	if err := slow.change(ctx, old); !errors.Is(err, errFolded) {
-		t.Errorf("a fold before the last one writes with %v", err)
+	if err := slow.change(ctx, old); !errors.Is(err, errCompacted) {
+		t.Errorf("a compaction before the last one writes with %v", err)
 	}
 	if err := quick.change(ctx, list); err != nil {
 		t.Error(err)
 	}
-	if err := slow.change(ctx, old); !errors.Is(err, errFolded) {
-		t.Errorf("a fold of other pages writes with %v", err)
+	if err := slow.change(ctx, old); !errors.Is(err, errCompacted) {
+		t.Errorf("a compaction of other pages writes with %v", err)
 	}
-	story.check(t, "folded", b)
+	story.check(t, "compacted", b)
 	story.check(t, "as the other reads it", a)
 
 	// A failover takes the end of a list that has been read.
@@ -356,21 +356,21 @@ func TestFoldsOverlap(t *testing.T) {
 	cut, list := begin(b)
 	names := s.Client()
 	must.OK(t, names.LTrim(ctx, b.space.Names.Changes(story.gen), 0, int64(cut.elements)-1).Err())
-	if err := cut.change(ctx, list); !errors.Is(err, errFolded) {
-		t.Errorf("a fold of more than there is writes with %v", err)
+	if err := cut.change(ctx, list); !errors.Is(err, errCompacted) {
+		t.Errorf("a compaction of more than there is writes with %v", err)
 	}
 	if n, err := names.LLen(ctx, b.space.Names.Changes(story.gen)).Result(); err != nil || n != int64(cut.elements) {
 		t.Errorf("the list has %d elements, %v, want %d", n, err, cut.elements)
 	}
 }
 
-// TestFoldOfNoList: what is no list says at once that the map is lost.
-func TestFoldOfNoList(t *testing.T) {
+// TestCompactOfNoList: what is no list says at once that the map is lost.
+func TestCompactOfNoList(t *testing.T) {
 	s := redistest.Start(t)
 	x := open(t, Config{URL: s.URL(), NoSweep: true})
 	gen := mustBegin(t, x, "a", 1)
 	must.OK(t, s.Client().Set(t.Context(), x.space.Names.Changes(gen), "x", 0).Err())
-	f := fold{x: x, gen: gen, fence: 1}
+	f := compaction{x: x, gen: gen, fence: 1}
 	if _, err := f.read(t.Context()); !errors.Is(err, store.ErrEnded) || !f.lost {
 		t.Errorf("it is read with %v, lost %v", err, f.lost)
 	}
@@ -408,17 +408,17 @@ func TestViewOfAFormerOwner(t *testing.T) {
 	}
 }
 
-// TestFoldWaitsInVain has a fold whose turn does not come in time: it must be due again.
-func TestFoldWaitsInVain(t *testing.T) {
-	x := &Index{folding: make(chan struct{}, 1), lists: newMapLogs(1, 10)}
-	x.folding <- struct{}{} // another one, for as long as the test
+// TestCompactWaitsInVain has a compaction whose turn does not come in time: it must be due again.
+func TestCompactWaitsInVain(t *testing.T) {
+	x := &Index{compacting: make(chan struct{}, 1), lists: newMapLogs(1, 10)}
+	x.compacting <- struct{}{} // another one, for as long as the test
 	x.lists.open(7, 1, 10)
 	if due, _, _ := x.lists.due(7, 1); !due {
-		t.Fatal("a list of ten times what is worth a fold is not due")
+		t.Fatal("a list of ten times what is worth a compaction is not due")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := x.fold(ctx, 7, 1); !errors.Is(err, context.Canceled) {
+	if err := x.compact(ctx, 7, 1); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
 	x.lists.of(7, 1).rest = time.Time{} // the pause after a failure is over
@@ -444,9 +444,9 @@ func (d *deadlines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	return next
 }
 
-// TestFoldTimeIsItsOwn: a fold has all of its time, however long it has waited for its
+// TestCompactTimeIsItsOwn: a compaction has all of its time, however long it has waited for its
 // turn; a wait that is too long is called one.
-func TestFoldTimeIsItsOwn(t *testing.T) {
+func TestCompactTimeIsItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged []string
 		x := must.Get(Open(Config{URL: "redis://127.0.0.1:1", NoSweep: true, Observer: Observer{Log: func(msg string) { logged = append(logged, msg) }}}))(t)
@@ -459,30 +459,30 @@ func TestFoldTimeIsItsOwn(t *testing.T) {
 			left []time.Duration
 			log  string
 		}{
-			{foldWait - 1, []time.Duration{foldTimeout}, "this server fails"},
-			{foldWait + 1, nil, "waiting until other maps are folded"},
+			{compactWait - 1, []time.Duration{compactTimeout}, "this server fails"},
+			{compactWait + 1, nil, "waiting until other maps are compacted"},
 		} {
 			server.left, logged = nil, nil
-			x.folding <- struct{}{} // another one
-			must.OK(t, x.foldDue(t.Context(), []*guardPlan{&guard}))
+			x.compacting <- struct{}{} // another one
+			must.OK(t, x.compactDue(t.Context(), []*guardPlan{&guard}))
 			time.Sleep(tc.wait)
-			<-x.folding
+			<-x.compacting
 			synctest.Wait()
 			if !slices.Equal(server.left, tc.left) || len(logged) != 1 || !strings.Contains(logged[0], tc.log) {
 				t.Errorf("after a wait of %v: the server has been called with %v left, want %v; logged %q, want %q", tc.wait, server.left, tc.left, logged, tc.log)
 			}
-			time.Sleep(2 * foldRest)
+			time.Sleep(2 * compactRest)
 		}
 	})
 }
 
-// TestLongList: a list is read in pieces that keep the server for a short time, and whole, by the fold and by
+// TestLongList: a list is read in pieces that keep the server for a short time, and whole, by the compaction and by
 // a takeover.
 func TestLongList(t *testing.T) {
 	s := redistest.Start(t)
 	ctx := t.Context()
 	a := open(t, Config{URL: s.URL(), NoSweep: true})
-	a.lists.least = 1 << 20 // not folded meanwhile
+	a.lists.least = 1 << 20 // not compacted meanwhile
 	rng := rand.New(rand.NewPCG(1, 2))
 	story := &mapStory{fence: 1, want: map[store.MapKey]string{}, gen: mustBegin(t, a, "a", 1)}
 	for range 2000 {
@@ -495,16 +495,16 @@ func TestLongList(t *testing.T) {
 	must.Get(b.TakeOver(ctx, story.gen, 1))(t)
 	story.check(t, "taken over", b)
 	a.lists.least = 1
-	must.OK(t, a.fold(ctx, story.gen, 1))
+	must.OK(t, a.compact(ctx, story.gen, 1))
 	if n, err := s.Client().LLen(ctx, a.space.Names.Changes(story.gen)).Result(); err != nil || n != 1 {
-		t.Errorf("after the fold the list has %d elements, %v, want its state alone", n, err)
+		t.Errorf("after the compaction the list has %d elements, %v, want its state alone", n, err)
 	}
-	story.check(t, "folded", b)
+	story.check(t, "compacted", b)
 	if got := listStep(0, 0); got != firstElements {
 		t.Errorf("the first piece has %d elements", got)
 	}
 	for _, size := range []int{1, 100, 5000, 64 << 10, 1 << 20} {
-		if got := listStep(100, 100*size); got < 1 || got > foldElements || got > 1 && got*size > listBytes {
+		if got := listStep(100, 100*size); got < 1 || got > compactElements || got > 1 && got*size > listBytes {
 			t.Errorf("a piece of elements of %d bytes has %d of them", size, got)
 		}
 	}
