@@ -1,8 +1,6 @@
 package store
 
 import (
-	"cmp"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -111,11 +109,8 @@ func (r *Registry) target(p *PartOf) int {
 	if !known || r.Pods[pod].PartOf != nil || r.Pods[pod].CheckRank(p.Rank) != nil {
 		return -1
 	}
-	at, found := slices.BinarySearchFunc(r.Slots, Slot{Pod: pod, Rank: p.Rank}, func(a, b Slot) int {
-		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Rank, b.Rank))
-	})
-	if !found {
-		return -1
+	if at, found := r.Slot(pod, p.Rank); found {
+		return at
 	}
-	return at
+	return -1
 }

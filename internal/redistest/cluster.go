@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
@@ -113,14 +114,13 @@ func (s *Server) has(section, line string) bool {
 // until waits until every running node is as it should be.
 func (c *Cluster) until(what string, ok func(*Server) bool) {
 	c.tb.Helper()
-	end := time.Now().Add(startTimeout)
 	for _, s := range c.nodes() {
-		for s.running() && !ok(s) {
-			if time.Now().After(end) {
-				c.tb.Fatalf("redistest: waiting until %s: node %s is not so far:\n%s", what, s.Addr, s.log)
+		eventually.NoError(c.tb, what, func() error {
+			if s.running() && !ok(s) {
+				return fmt.Errorf("node %s is not so far:\n%s", s.Addr, s.log)
 			}
-			time.Sleep(20 * time.Millisecond)
-		}
+			return nil
+		})
 	}
 }
 

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/internal/eventually"
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
@@ -38,7 +38,7 @@ func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 	host, port, err := net.SplitHostPort(s.Master.Addr)
 	must.OK(tb, err)
 	s.Replica = Start(tb, append([]string{"--replicaof", host, port}, args...)...)
-	s.until("the replica follows", func() bool { return s.Replica.has("REPLICATION", "master_link_status:up") })
+	eventually.True(s.tb, "the replica follows", func() bool { return s.Replica.has("REPLICATION", "master_link_status:up") })
 	for range 3 {
 		var tls []string
 		if slices.Contains(args, "--tls-cert-file") {
@@ -50,7 +50,7 @@ func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 		w.Run()
 		s.Sentinels = append(s.Sentinels, w)
 	}
-	s.until("the sentinels know each other and the replica", func() bool {
+	eventually.True(s.tb, "the sentinels know each other and the replica", func() bool {
 		for _, w := range s.Sentinels {
 			if !w.has("SENTINEL", fmt.Sprintf("master0:name=%s,status=ok,address=%s,slaves=1,sentinels=3", MasterName, s.Master.Addr)) {
 				return false
@@ -59,17 +59,6 @@ func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 		return true
 	})
 	return s
-}
-
-func (s *Sentinels) until(what string, ok func() bool) {
-	s.tb.Helper()
-	end := time.Now().Add(startTimeout)
-	for !ok() {
-		if time.Now().After(end) {
-			s.tb.Fatalf("redistest: waiting until %s took too long", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
 
 // URL is the redis+sentinel:// URL.
@@ -96,5 +85,5 @@ func (s *Sentinels) Client() *redis.Client {
 func (s *Sentinels) FailOver() {
 	s.tb.Helper()
 	s.Master.Kill()
-	s.until("the replica is master", func() bool { return s.Replica.has("REPLICATION", "role:master") })
+	eventually.True(s.tb, "the replica is master", func() bool { return s.Replica.has("REPLICATION", "role:master") })
 }

@@ -36,17 +36,12 @@ var errConfig = errors.New("memory: invalid config")
 
 // withDefaults fills what is not set and refuses what cannot be.
 func (c Config) withDefaults() (Config, error) {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&c.MaxBlocks, 16<<20)
-	def(&c.MaxPods, 10_000)
-	def(&c.MaxHolders, 100_000)
-	def(&c.MaxModels, 10_000)
-	def(&c.MaxMapEntries, 4<<20)
+	c.MaxBlocks = cmp.Or(c.MaxBlocks, 16<<20)
 	c.MaxBytes = cmp.Or(c.MaxBytes, 1<<30)
+	c.MaxPods = cmp.Or(c.MaxPods, 10_000)
+	c.MaxHolders = cmp.Or(c.MaxHolders, 100_000)
+	c.MaxModels = cmp.Or(c.MaxModels, 10_000)
+	c.MaxMapEntries = cmp.Or(c.MaxMapEntries, 4<<20)
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}

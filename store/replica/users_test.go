@@ -1,9 +1,7 @@
 package replica
 
 import (
-	"bufio"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -13,42 +11,14 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// documented returns the commands that docs/operations.md has between two marks.
-func documented(t *testing.T, mark string) (out [][]any) {
-	t.Helper()
-	f := must.Get(os.Open("../../docs/operations.md"))(t)
-	defer f.Close()
-	inside := false
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		switch line := lines.Text(); {
-		case strings.Contains(line, "<!-- "+mark+": begin -->"):
-			inside = true
-		case strings.Contains(line, "<!-- "+mark+": end -->"):
-			inside = false
-		case inside && line != "" && !strings.HasPrefix(line, "```"):
-			var words []any
-			for w := range strings.FieldsSeq(line) {
-				words = append(words, w)
-			}
-			out = append(out, words)
-		}
-	}
-	if len(out) == 0 {
-		t.Fatalf("docs/operations.md has nothing between the marks of %s", mark)
-	}
-	return out
-}
-
 // TestUsers follows an index as the users that are documented. One that may write switches the log on, one that
 // may not follows it, and nothing is refused.
 func TestUsers(t *testing.T) {
 	s := redistest.Start(t)
 	plain := s.Client()
 	for _, mark := range []string{"acl", "acl-replica"} {
-		for _, words := range documented(t, mark) {
-			if err := plain.Do(t.Context(), words...).Err(); err != nil {
-				t.Fatalf("%v: %v", words, err)
-			}
+		for _, words := range redistest.DocumentedACL(t, "../../docs/operations.md", mark) {
+			redistest.Do(t, plain, words...)
 		}
 	}
 	reader := openReplica(t, "redis://kvatlas-reader:READER_PASSWORD@"+s.Addr, "kva")

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -82,13 +83,11 @@ func Reset(ctx context.Context, x store.Index, t Target) (done Resets, err error
 			})
 		}
 	}
-	for len(clears) > 0 {
-		n := min(len(clears), clearsAtOnce)
-		if err := x.Apply(ctx, clears[:n]...); err != nil {
+	for part := range slices.Chunk(clears, clearsAtOnce) {
+		if err := x.Apply(ctx, part...); err != nil {
 			return done, err
 		}
-		done.Pods += n
-		clears = clears[n:]
+		done.Pods += len(part)
 	}
 	for name := range reg.Models {
 		if t.All || name == t.Model {

@@ -219,11 +219,7 @@ func TestDocumentedUsers(t *testing.T) {
 	server := redistest.Start(t)
 	admin, ctx := server.Client(), context.Background()
 	for _, line := range redistest.DocumentedACL(t, "../../../docs/operations.md", "acl") {
-		args := make([]any, len(line))
-		for i, word := range line {
-			args[i] = word
-		}
-		must.OK(t, admin.Do(ctx, args...).Err())
+		redistest.Do(t, admin, line...)
 	}
 	writer := goredis.NewClient(&goredis.Options{Addr: server.Addr, Username: "kvatlas-writer", Password: "WRITER_PASSWORD", Protocol: 2, DisableIdentity: true})
 	t.Cleanup(func() { _ = writer.Close() })
