@@ -465,13 +465,13 @@ func TestCompactTimeIsItsOwn(t *testing.T) {
 			server.left, logged = nil, nil
 			x.compacting <- struct{}{} // another one
 			must.OK(t, x.compactDue(t.Context(), []*guardPlan{&guard}))
-			time.Sleep(tc.wait)
+			time.Sleep(tc.wait) // of the bubble's clock
 			<-x.compacting
 			synctest.Wait()
 			if !slices.Equal(server.left, tc.left) || len(logged) != 1 || !strings.Contains(logged[0], tc.log) {
 				t.Errorf("after a wait of %v: the server has been called with %v left, want %v; logged %q, want %q", tc.wait, server.left, tc.left, logged, tc.log)
 			}
-			time.Sleep(2 * compactRest)
+			time.Sleep(2 * compactRest) // the same
 		}
 	})
 }

@@ -176,7 +176,7 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(100 * time.Millisecond)
+	must.Get(r.Registry(t.Context()))(t) // which finds the pods late once more
 	if all := words(); len(all) != 1 || !strings.Contains(all[0], "may only read") {
 		t.Errorf("said %q", all)
 	}

@@ -186,7 +186,7 @@ func lag(b *testing.B, url string, rate int) {
 		writing.Go(func() {
 			next := time.Now().Add(every * time.Duration(w) / writers)
 			for n.Add(1) <= int64(b.N) {
-				time.Sleep(time.Until(next))
+				time.Sleep(time.Until(next)) // events come at a rate
 				next = next.Add(every)
 				keys := keysOf(uint64(time.Now().UnixNano())^uint64(w)<<60, 16)
 				e := event{seen: new(atomic.Int64)}

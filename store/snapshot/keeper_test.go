@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/eventually"
@@ -57,49 +58,52 @@ func keep(t *testing.T, cfg snapshot.KeeperConfig) (*snapshot.Keeper, *told) {
 
 // What an index had when it was closed, it has when it is opened again.
 func TestKeeper(t *testing.T) {
-	ctx := t.Context()
 	for _, name := range []string{"s.ndjson", "s.ndjson.gz"} {
 		file := filepath.Join(t.TempDir(), name)
-		ks := chain(1, 3000)
+		synctest.Test(t, func(t *testing.T) { testKeeper(t, file) })
+	}
+}
 
-		k, o := keep(t, snapshot.KeeperConfig{File: file, Changes: 1000, Interval: 10 * time.Millisecond})
-		must.OK(t, k.Restore(ctx))
-		if len(o.restored) != 1 || o.restored[0] != nil || o.reports[0].Lines != 0 {
-			t.Errorf("got %+v", o.restored)
-		}
-		// Less than enough is not written.
-		add(t, k, "a", "m1", store.GPU, ks[:500]...)
-		time.Sleep(50 * time.Millisecond)
-		if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("it is written after 500 changes: %v", err)
-		}
-		add(t, k, "a", "m1", store.GPU, ks...)
-		eventually.True(t, "the file is there", func() bool { _, err := os.Stat(file); return err == nil })
-		// The removal of a pod is enough.
-		n := o.saves()
-		if known, err := k.Retire(ctx, "a"); !known || err != nil {
-			t.Fatal(known, err)
-		}
-		eventually.True(t, "it is written again", func() bool { return o.saves() > n })
-		add(t, k, "b", "m1", store.CPU, ks[:10]...)
-		must.OK(t, k.Close())
-		for _, err := range o.saved {
-			if err != nil {
-				t.Error(err)
-			}
-		}
+func testKeeper(t *testing.T, file string) {
+	ctx, ks := t.Context(), chain(1, 3000)
 
-		k, o = keep(t, snapshot.KeeperConfig{File: file})
-		must.OK(t, k.Restore(ctx))
-		if o.restored[0] != nil || o.reports[0].Blocks != 10 || o.reports[0].Pods != 1 {
-			t.Errorf("got %+v, %v", o.reports, o.restored)
+	k, o := keep(t, snapshot.KeeperConfig{File: file, Changes: 1000, Interval: 10 * time.Millisecond})
+	must.OK(t, k.Restore(ctx))
+	if len(o.restored) != 1 || o.restored[0] != nil || o.reports[0].Lines != 0 {
+		t.Errorf("got %+v", o.restored)
+	}
+	// Less than enough is not written.
+	add(t, k, "a", "m1", store.GPU, ks[:500]...)
+	time.Sleep(time.Minute) // of the bubble's clock
+	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is written after 500 changes: %v", err)
+	}
+	add(t, k, "a", "m1", store.GPU, ks...)
+	eventually.True(t, "the file is there", func() bool { _, err := os.Stat(file); return err == nil })
+	// The removal of a pod is enough.
+	n := o.saves()
+	if known, err := k.Retire(ctx, "a"); !known || err != nil {
+		t.Fatal(known, err)
+	}
+	eventually.True(t, "it is written again", func() bool { return o.saves() > n })
+	add(t, k, "b", "m1", store.CPU, ks[:10]...)
+	must.OK(t, k.Close())
+	for _, err := range o.saved {
+		if err != nil {
+			t.Error(err)
 		}
-		before := must.Get(os.Stat(file))(t)
-		must.OK(t, k.Close())
-		// Nothing has changed: the file has not either.
-		if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) {
-			t.Errorf("it is written although nothing has changed, %v", err)
-		}
+	}
+
+	k, o = keep(t, snapshot.KeeperConfig{File: file})
+	must.OK(t, k.Restore(ctx))
+	if o.restored[0] != nil || o.reports[0].Blocks != 10 || o.reports[0].Pods != 1 {
+		t.Errorf("got %+v, %v", o.reports, o.restored)
+	}
+	before := must.Get(os.Stat(file))(t)
+	must.OK(t, k.Close())
+	// Nothing has changed: the file has not either.
+	if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) {
+		t.Errorf("it is written although nothing has changed, %v", err)
 	}
 }
 
