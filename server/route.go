@@ -104,6 +104,9 @@ func (c *call) putRouting() error {
 	if err != nil {
 		return err
 	}
+	if err := request.CheckOnce("", body); err != nil {
+		return err
+	}
 	s, err := c.s.cfg.Router.PutSettings(c.ctx, model, body)
 	if err != nil {
 		return err

@@ -207,6 +207,17 @@ func TestRouteRefusals(t *testing.T) {
 		{"POST", "/v1/requests/" + strings.Repeat("r", 129) + "/end", `{"model":"demo"}`, 400, "invalid_request", "id"},
 		{"PUT", "/v1/models/demo/routing", `{"policy":"nearest"}`, 400, "invalid_request", ""},
 		{"PUT", "/v1/models/demo/routing", `nothing`, 400, "invalid_request", ""},
+		{"PUT", "/v1/models/demo/routing", ` null `, 400, "invalid_request", ""},
+		{"PUT", "/v1/models/demo/routing", `{"beta":1,"beta":2}`, 400, "invalid_request", "beta"},
+		{"PUT", "/v1/models/demo/routing", `{"beta":1,"bet\u0061":2}`, 400, "invalid_request", "beta"},
+		{"PUT", "/v1/models/demo/routing", `{"policy":null}`, 400, "invalid_request", "policy"},
+		{"PUT", "/v1/models/demo/routing", `{"pair":{"prefer_same":{"zone":1,"zone":2}}}`, 400, "invalid_request", "pair.prefer_same.zone"},
+		{"PUT", "/v1/models/demo/routing", `{"pull":{"tiers":["gpu",null]}}`, 400, "invalid_request", "pull.tiers[1]"},
+		{"POST", "/v1/route", `{"model":"demo","tokens":[1],"overrides":{"beta":1,"beta":2}}`, 400, "invalid_request", "overrides.beta"},
+		{"POST", "/v1/route", `{"model":"demo","tokens":[1],"policy":"eta","overrides":{"busy":{"requests":1,"requests":2}}}`, 400, "invalid_request", "overrides.busy.requests"},
+		{"POST", "/v1/route", `{"model":"demo","tokens":[1],"overrides":{"pair":null}}`, 400, "invalid_request", "overrides.pair"},
+		{"POST", "/v1/route", `{"model":"demo","tokens":[1],"prefer":{"a=b":1,"a=b":2}}`, 400, "invalid_request", "prefer.a=b"},
+		{"POST", "/v1/route", `{"model":"demo","tokens":[1],"prefer":{"a=b":null}}`, 400, "invalid_request", "prefer.a=b"},
 	} {
 		w := r.do(c.method, c.path, c.body)
 		if c.code == "" {

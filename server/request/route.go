@@ -69,8 +69,10 @@ func makeRouteFields() (fs scan.Fields[Route]) {
 			return s.RefusedBy(err)
 		}},
 		scan.Field[Route]{Name: "overrides", Read: func(s *scan.Scanner, q *Route) (err error) {
-			q.Overrides, err = s.Raw("an object of settings")
-			return err
+			if q.Overrides, err = s.Raw("an object of settings"); err != nil {
+				return err
+			}
+			return CheckOnce("overrides", q.Overrides)
 		}},
 		scan.Field[Route]{Name: "session", Read: func(s *scan.Scanner, q *Route) error {
 			if err := s.Text(&q.Session); err != nil {
@@ -118,6 +120,9 @@ func readPinned(s *scan.Scanner) (*store.RankRef, error) {
 func readWeights(s *scan.Scanner, q *Route) error {
 	raw, err := s.Raw("an object of weights by label")
 	if err != nil {
+		return err
+	}
+	if err := CheckOnce("prefer", raw); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(raw, &q.Preferred); err != nil {

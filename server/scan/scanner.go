@@ -197,13 +197,18 @@ func (s *Scanner) Members(what string, limit int, read func(name string) error) 
 		if err != nil {
 			return err
 		}
-		s.path = append(append(s.path[:base], '.'), name...)
+		s.path = s.path[:base]
+		if base > 0 {
+			s.path = append(s.path, '.')
+		}
+		at := len(s.path)
+		s.path = append(s.path, name...)
 		s.Space()
 		if !s.TakeByte(':') {
 			return s.Syntax("':'")
 		}
 		s.Space()
-		if err := read(string(s.path[base+1:])); err != nil {
+		if err := read(string(s.path[at:])); err != nil {
 			return err
 		}
 		s.path = s.path[:base]
