@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -58,7 +59,18 @@ func (u *Upkeep) Run(ctx context.Context) {
 
 // Look does once what is to be done.
 func (u *Upkeep) Look(ctx context.Context) {
-	for _, model := range u.Router.Models(RoutedLately) {
+	models := u.Router.Models(RoutedLately)
+	if len(models) == 0 {
+		return
+	}
+	reg, err := u.Index.Registry(ctx)
+	if err != nil {
+		reg = u.Index.Cached()
+	}
+	for _, model := range models {
+		if !slices.ContainsFunc(reg.Pods, func(p store.Pod) bool { return p.Model == model }) {
+			continue // anything may be asked for: nothing is kept of it
+		}
 		bound, cancel := context.WithTimeout(ctx, 5*time.Second)
 		u.Router.picture(bound, model, false) // a process that only takes reports goes by the settings too
 		err := errors.Join(u.Router.shareTruths(bound, model), u.Router.shareDemand(bound, model), u.mend(bound, model), u.audit(bound, model))

@@ -1,6 +1,9 @@
 package route_test
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -169,5 +172,33 @@ func TestAudit(t *testing.T) {
 	u.Look(t.Context())
 	if audits != 2 {
 		t.Errorf("%d audits a minute later", audits)
+	}
+}
+
+// claims are loads that note of which models something was claimed.
+type claims struct {
+	loads.Store
+	models []string
+}
+
+func (c *claims) Claim(ctx context.Context, model, what string, until time.Duration) (bool, error) {
+	c.models = append(c.models, model)
+	return c.Store.Claim(ctx, model, what, until)
+}
+
+// TestUnknownModelsHaveNoUpkeep: models that are only asked for take no memory of the loads.
+func TestUnknownModelsHaveNoUpkeep(t *testing.T) {
+	c := &claims{}
+	w := newWorld(t, func(config *route.Config) { c.Store = config.Loads; config.Loads = c })
+	w.register(store.Pod{Name: "a"})
+	w.route(ask(prompt(1, 100)))
+	q := ask(prompt(1, 100))
+	q.Score.Model = "unknown"
+	if _, err := w.Route(t.Context(), q); !errors.Is(err, route.ErrNobody) {
+		t.Fatal(err)
+	}
+	(&route.Upkeep{Router: w.Router, Index: w.index}).Look(t.Context())
+	if !slices.Equal(c.models, []string{"m"}) {
+		t.Errorf("claims of %q", c.models)
 	}
 }

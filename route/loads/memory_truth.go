@@ -39,10 +39,13 @@ func (m *Memory) AddTruth(_ context.Context, model string, list []Truth) error {
 
 // Truths implements Store.
 func (m *Memory) Truths(_ context.Context, model string) (map[store.RankRef]Truth, error) {
-	b, now := m.book(model, true), m.micros()
+	b, now := m.book(model, false), m.micros()
+	out := map[store.RankRef]Truth{}
+	if b == nil {
+		return out, nil
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	out := map[store.RankRef]Truth{}
 	for at, r := range b.truths {
 		if now-r.at > TruthForget.Microseconds() {
 			delete(b.truths, at)
