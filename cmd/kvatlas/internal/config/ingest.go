@@ -14,7 +14,7 @@ import (
 type ingestSettings struct {
 	// IngestTTL is how long a process can be silent before others take over the ranks
 	// that it reads. It calls four times in that time.
-	IngestTTL time.Duration `name:"ingest-ttl" default:"2s" min:"100ms" max:"10m"`
+	IngestTTL time.Duration `name:"ingest-ttl" default:"2s" min:"100ms" max:"10m" section:"Ingest"`
 	// IngestQueueBytes is the size of all events that wait to be applied; ranks that find
 	// no room are not read until there is some.
 	IngestQueueBytes Bytes `name:"ingest-queue-bytes" default:"256MiB" min:"64KiB" max:"1TiB"`

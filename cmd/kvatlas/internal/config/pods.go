@@ -17,7 +17,7 @@ import (
 type podSettings struct {
 	// Pods are pods that are always there, as host:port?model=NAME; other parameters
 	// are in docs/operations.md. Others register over HTTP.
-	Pods Names `name:"pods"`
+	Pods Names `name:"pods" section:"Pods"`
 	// PodsDNS are names that are resolved to pods, as host:port for A and AAAA records
 	// or _service._proto.name for SRV records, with the same parameters. They are
 	// resolved every 5 seconds.
