@@ -354,9 +354,12 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 		}
 		r := reader{reply: reply}
 		overdue, now := r.list(), r.time()
-		rows, settings, version, engines := r.list(), r.text(), r.int(), r.list()
+		rows, settings, version, engines, lacks := r.list(), r.text(), r.int(), r.list(), r.int()
 		if r.err != nil {
 			return loads.Picture{}, r.err
+		}
+		if lacks == 1 && step == 0 && s.renewLeases(ctx, keys) == nil {
+			continue // those that are over are found now; what could not be done is left for the next one
 		}
 		if len(overdue.reply) > 0 && step < overdueSteps {
 			err := s.endOverdue(ctx, keys[:4], overdue.reply)
@@ -374,6 +377,38 @@ func (s *Store) Loads(ctx context.Context, model string) (loads.Picture, error) 
 			_, _ = s.run(ctx, forgetScript, keys, append([]any{s.now(), loads.ForgetSpeed.Microseconds(), loads.EngineForget.Microseconds()}, old[:min(len(old), forgotten)]...))
 		}
 		return p, err
+	}
+}
+
+// renewLeases gives each reservation that has no lease its own: Redis has lost some. A request that is booked
+// again is known by its lease, and would count twice without. A reservation that cannot be read becomes
+// overdue. One that ends meanwhile leaves a lease behind, which does no harm.
+func (s *Store) renewLeases(ctx context.Context, keys []string) error {
+	ctx, cancel := bound.WithTimeout(ctx, s.c.Timeout)
+	defer cancel()
+	for cursor := uint64(0); ; {
+		page, next, err := s.c.Client.HScan(ctx, keys[1], cursor, "", auditPage).Result()
+		if err != nil {
+			return err
+		}
+		leases := make([]goredis.Z, 0, len(page)/2)
+		for i := 0; i+1 < len(page); i += 2 {
+			z := goredis.Z{Member: page[i] + pad}
+			if v := page[i+1]; len(v) >= reservationSize {
+				if till := number(v, 0); till > 0 && till < 1<<53 {
+					z.Score = till
+				}
+			}
+			leases = append(leases, z)
+		}
+		if len(leases) > 0 {
+			if err := s.c.Client.ZAddNX(ctx, keys[2], leases...).Err(); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
 	}
 }
 

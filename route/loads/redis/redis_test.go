@@ -81,6 +81,46 @@ func newStore(t *testing.T, client goredis.UniversalClient, prefix string, clock
 	return s
 }
 
+// TestLostLeases takes the leases away, all of them or all but those of later requests. The next picture
+// brings them back: requests that are booked again are known, and end in time. What cannot be read ends too.
+func TestLostLeases(t *testing.T) {
+	client := redistest.Start(t).Client()
+	for _, later := range []int{0, 3} {
+		clock, ctx := loadstest.NewClock(), t.Context()
+		client.FlushAll(ctx)
+		s := newStore(t, client, "kva", clock)
+		for i := range 5 {
+			must.Get(s.Book(ctx, request(fmt.Sprint(i), "a")))(t)
+		}
+		keys := client.Keys(ctx, "kva{*}:t3:*").Val()
+		must.OK(t, client.Del(ctx, keys...).Err())
+		must.OK(t, client.HSet(ctx, strings.Replace(keys[0], ":t3:", ":r3:", 1), "strange", "no reservation").Err())
+		for i := range later {
+			must.Get(s.Book(ctx, request(fmt.Sprint("later", i), "b")))(t)
+		}
+		requests := func() (a, b int64) {
+			p := must.Get(s.Loads(ctx, "m"))(t)
+			return p.Loads[store.RankRef{Pod: "a"}].Requests, p.Loads[store.RankRef{Pod: "b"}].Requests
+		}
+		requests()
+		for i := range 5 {
+			if b, err := s.Book(ctx, request(fmt.Sprint(i), "b")); err != nil || !b.Again || b.Pod != "a" {
+				t.Errorf("%d later: %+v, %v", later, b, err)
+			}
+		}
+		if a, b := requests(); a != 5 || b != int64(later) {
+			t.Errorf("%d later: %d and %d requests", later, a, b)
+		}
+		clock.Advance(2 * time.Minute)
+		if a, b := requests(); a != 0 || b != 0 {
+			t.Errorf("%d later: %d and %d requests, a lease later", later, a, b)
+		}
+		if left := client.Keys(ctx, "kva{*}:[rt]3:*").Val(); len(left) > 0 {
+			t.Errorf("%d later: %q are left", later, left)
+		}
+	}
+}
+
 // TestServersClock lets the server's own time end leases.
 func TestServersClock(t *testing.T) {
 	s := newStore(t, redistest.Start(t).Client(), "kva", nil)
