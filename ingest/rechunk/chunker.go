@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/blockkey"
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk/groups"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -15,9 +16,9 @@ import (
 const (
 	// MaxIndexBlock is the largest index block in tokens.
 	MaxIndexBlock = 2048
-	// MaxEngineBlock is the largest engine block in tokens. Blocks beyond it are
+	// MaxEngineBlock is the largest engine block in tokens, 8,192. Blocks beyond it are
 	// not indexed.
-	MaxEngineBlock = 8192
+	MaxEngineBlock = groups.MaxBlock
 	// MinRecords is the least that Config.MaxRecords can be.
 	MinRecords = 64
 )
@@ -219,7 +220,7 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 				judged += i
 			}
 			before := c.stats.Skipped
-			if c.store(e, told); c.stats.Skipped != before && c.counts(e) && isGPU(e, c.config.Media) {
+			if c.store(e, told); c.stats.Skipped != before && c.form.Counts(e) && isGPU(e, c.config.Media) {
 				c.NoteUnseen()
 			}
 		case event.Removed:
@@ -240,7 +241,7 @@ func (c *Chunker) ApplyEach(ctx context.Context, b *event.Batch, read Reader, do
 // now on, or not any more. Argument shared says that others can hold it too.
 func (c *Chunker) op(add bool, tier int, shared bool, key blockkey.Key) {
 	switch {
-	case !shared && !c.form.layered():
+	case !shared && c.form.Layers() <= 1:
 		c.emit(add, tier, key)
 	case add:
 		c.hold(key, c.flipped, tier, 1)

@@ -116,24 +116,24 @@ func (c *Chunker) tells(events []event.Event) (telling, int) {
 	case c.config.Copies == AllCopies || !c.canReport(first):
 		return copied, 1
 	}
-	n, groups := 0, uint32(0) // those that could reuse it
+	n, seen := 0, uint32(0) // groups that could reuse it
 	reusable, sure := true, len(first.Hashes) > 1
 	for n < len(events) {
 		e := &events[n]
-		if n > 0 && (!c.canReport(e) || !slices.Equal(e.Tokens, first.Tokens)) || groups&c.form.bit(c.groupOf(e)) != 0 {
+		if n > 0 && (!c.canReport(e) || !slices.Equal(e.Tokens, first.Tokens)) || seen&c.form.Bit(c.form.Of(e)) != 0 {
 			break
 		}
 		n++
-		if !c.counts(e) {
+		if !c.form.Counts(e) {
 			continue
 		}
-		groups |= c.form.bit(c.groupOf(e))
-		at := c.reusedFrom(e)
+		seen |= c.form.Bit(c.form.Of(e))
+		at := c.form.ReusedFrom(e)
 		can, _ := c.holds(e, e.Hashes[at:])
 		_, does := c.holds(e, e.Hashes[max(at-1, 0):])
 		reusable, sure = reusable && can, sure && does
 	}
-	whole := groups == c.form.needed(store.GPU)
+	whole := seen == c.form.Needed(store.GPU)
 	if whole && sure && !c.form.reports && goesOn(events[:n], events[n:]) {
 		c.form.reports, c.form.dirty = true, true
 	}
@@ -162,25 +162,17 @@ func (c *Chunker) noteSeen() {
 	}
 }
 
-// reusedFrom is the first of an event's blocks that a hit needs which ends with the last.
-func (c *Chunker) reusedFrom(e *event.Event) int {
-	if g := c.form.find(c.groupOf(e)); g != nil && !g.prefix && e.BlockSize > 0 {
-		return max(len(e.Hashes)-(int(g.window)+e.BlockSize-1)/e.BlockSize, 0)
-	}
-	return 0
-}
-
 // holds reports whether an event's group can hold blocks in its tier, as far as the stream
 // has told, and whether it does for certain.
 func (c *Chunker) holds(e *event.Event, hashes []event.Hash) (can, does bool) {
 	tier, _ := c.tierOf(e)
 	does = true
 	for _, h := range hashes {
-		b := c.get(inLayer(c.layer(e), h))
+		b := c.get(inLayer(c.form.Layer(e), h))
 		if b == nil {
 			return false, false
 		}
-		s := b.find(tier, c.groupOf(e))
+		s := b.find(tier, c.form.Of(e))
 		if s == nil {
 			return false, false
 		}

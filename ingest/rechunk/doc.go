@@ -24,23 +24,18 @@
 //
 // # Groups
 //
-// What a stream has shown of the engine's groups is the form of the generation. It is
-// part of its state. Each group of full attention that has stored in a tier must have a
-// block there, as the engine's own lookup demands. So a removal from one ends it.
+// What a stream has shown of the engine's groups (package groups) is part of the generation's
+// state. Each group of full attention that has stored in a tier must have a block there, as
+// the engine's own lookup demands. So a removal from one ends it.
 //
-// Groups with blocks of one size name the same stretch by the same hash. They share a
-// record, in which a slot is the copies of one group in one tier. Groups with blocks of
-// another size are another layer, with records of its own. For vLLM names a larger
-// block by the hash of its last small one. With more than one layer an index block is
-// held where each layer holds it.
+// Groups with blocks of one size share a record, in which a slot is the copies of one group
+// in one tier. Groups with blocks of another size are another layer, with records of its own.
+// For vLLM names a larger block by the hash of its last small one. With more than one layer
+// an index block is held where each layer holds it.
 //
-// A message is looked through for what it shows before any of it is applied, for engines
-// announce a block for all groups at once. A group that turns up in a tier later ends
-// what the tier holds, as a clear does: without the group it says too much. The
-// same goes for a group that turns out to be of another kind or block size.
-//
-// For an engine that tells windows and not which group is full attention, the widest
-// window is ([event.SpecWidest]).
+// A group that turns up in a tier later ends what the tier holds, as a clear does: without
+// the group it says too much. The same goes for a group that turns out to be of another kind
+// or block size.
 //
 // # What has no place
 //

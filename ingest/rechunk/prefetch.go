@@ -75,10 +75,10 @@ func (c *Chunker) decodeMeta(v []byte) {
 // want collects the hashes that an event needs next.
 func (c *Chunker) want(e *event.Event) {
 	tier, known := c.tierOf(e)
-	if !known || !c.counts(e) {
+	if !known || !c.form.Counts(e) {
 		return
 	}
-	layer := c.layer(e)
+	layer := c.form.Layer(e)
 	if e.Kind == event.Stored && e.HasParent {
 		c.wantBlock(inLayer(layer, e.Parent), e.Kind, tier)
 	}
@@ -255,7 +255,7 @@ func (c *Chunker) load(ctx context.Context, read Reader, hashes []uint64) error 
 			c.stats.Garbled++
 			continue
 		}
-		b.layer = c.form.layerOf(b.slot.group)
+		b.layer = c.form.LayerOf(b.slot.group)
 		c.insert(b)
 	}
 	return nil

@@ -281,11 +281,11 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 	if !b.held() || b.ambiguous {
 		return t
 	}
-	need := &c.form.need[b.layer]
+	need := &c.form.Need[b.layer]
 	if len(b.slots()) == 0 {
 		var have uint32
 		if b.slot.copies > 0 {
-			have = c.form.bit(b.slot.group)
+			have = c.form.Bit(b.slot.group)
 		}
 		if tier := b.slot.tier; have&need[tier] == need[tier] {
 			t.present = 1 << tier
@@ -298,7 +298,7 @@ func (c *Chunker) tiersOf(b *block) (t tiers) {
 	var mask uint8
 	count := func(s *slot) {
 		if s.copies > 0 {
-			have[s.tier] |= c.form.bit(s.group)
+			have[s.tier] |= c.form.Bit(s.group)
 		}
 		if s.some() {
 			mask |= 1 << s.tier

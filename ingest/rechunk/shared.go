@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/ingest/rechunk/groups"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -41,7 +42,7 @@ const (
 // tierCounts are counts by tier, layersCounts those of the layers from 1 on.
 type (
 	tierCounts   [numTiers]int32
-	layersCounts [maxLayers - 1]tierCounts
+	layersCounts [groups.MaxLayers - 1]tierCounts
 )
 
 // layer are the counts of a layer.
@@ -60,7 +61,7 @@ func (s *share) layers() int {
 	if s.more == nil {
 		return 1
 	}
-	return maxLayers
+	return groups.MaxLayers
 }
 
 // clear ends what a tier has. It reports whether there was anything.
@@ -164,9 +165,9 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 		s.stored = true
 		d := decoder{b: values[i]}
 		era := uint32(d.upTo(1<<32 - 1))
-		var counts [maxLayers]tierCounts
-		var has [maxLayers]uint8
-		for i := 0; i < maxLayers*numTiers && len(d.b) > 0; i++ {
+		var counts [groups.MaxLayers]tierCounts
+		var has [groups.MaxLayers]uint8
+		for i := 0; i < groups.MaxLayers*numTiers && len(d.b) > 0; i++ {
 			n := int32(d.upTo(1 << 30))
 			counts[i/numTiers][i%numTiers] = n
 			if n > 0 {
@@ -191,11 +192,11 @@ func (c *Chunker) resolve(ctx context.Context, read Reader) error {
 
 // heldBy returns the tiers in which the index has a block. They are those in which each layer
 // that a hit needs has it. Array has gives the tiers in which layers had it in an era.
-func (c *Chunker) heldBy(has *[maxLayers]uint8, era uint32) (tiers uint8) {
+func (c *Chunker) heldBy(has *[groups.MaxLayers]uint8, era uint32) (tiers uint8) {
 	some, all := uint8(0), ^uint8(0)
 	for i, in := range has {
 		some |= in
-		all &= in | ^c.form.needs[i]
+		all &= in | ^c.form.Needs[i]
 	}
 	tiers = some & all
 	if era != c.meta.era {
@@ -213,7 +214,7 @@ func (c *Chunker) writeShares() {
 	for _, s := range c.dirtyShares {
 		c.refreshShare(s)
 		s.dirty, s.stamp = false, c.taken
-		var has [maxLayers]uint8
+		var has [groups.MaxLayers]uint8
 		last := -1
 		for i := range s.layers() {
 			l := s.layer(i)

@@ -17,7 +17,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		c.stats.Skipped[OverLimit] += uint64(n)
 		return
 	}
-	if !c.counts(e) {
+	if !c.form.Counts(e) {
 		c.stats.Skipped[NoPrefix] += uint64(n)
 		return
 	}
@@ -29,7 +29,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		}
 		return
 	}
-	if e.Spec == event.SpecWidest && e.BlockSize > 0 && e.BlockSize < int(c.form.full) {
+	if c.form.Partial(e) {
 		c.stats.Skipped[Partial] += uint64(n)
 		return
 	}
@@ -38,7 +38,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		c.stats.Skipped[Masked] += uint64(n)
 		return
 	}
-	reused := c.reusedFrom(e)
+	reused := c.form.ReusedFrom(e)
 	if !ok {
 		tokens = nil // blocks out of a window are left out; the others are known by their hashes
 	}
@@ -49,7 +49,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 	case e.HasParent:
 		at = lost(NoParent)
 		if p := c.parent(e); p != nil {
-			if s := p.find(tier, c.groupOf(e)); s != nil && tier == store.GPU {
+			if s := p.find(tier, c.form.Of(e)); s != nil && tier == store.GPU {
 				c.ensure(p, s) // a request has it, and goes on behind it
 			}
 			at = c.after(p)
@@ -60,7 +60,7 @@ func (c *Chunker) store(e *event.Event, told telling) {
 		at = cursor{ok: true, seed: c.seed(e.LoRA, e.Salt)}
 	}
 	at.shared = len(e.Lookahead) > 0
-	layer, group := c.layer(e), c.groupOf(e)
+	layer, group := c.form.Layer(e), c.form.Of(e)
 	for i, h := range e.Hashes {
 		if i%warmAhead == 0 {
 			c.warmed = c.blocks.warm(layer, e.Hashes[i:min(i+warmAhead, n)])
@@ -82,13 +82,13 @@ func (c *Chunker) store(e *event.Event, told telling) {
 // window group, which leaves blocks out, may have none of its own there: then it is another
 // layer's.
 func (c *Chunker) parent(e *event.Event) *block {
-	if p := c.get(inLayer(c.layer(e), e.Parent)); p != nil && p.held() {
+	if p := c.get(inLayer(c.form.Layer(e), e.Parent)); p != nil && p.held() {
 		return p
 	}
-	if c.prefix(e) {
+	if c.form.Prefix(e) {
 		return nil
 	}
-	for layer := range c.form.sizes {
+	for layer := range c.form.Layers() {
 		if p := c.get(inLayer(uint8(layer), e.Parent)); p != nil && p.held() {
 			return p
 		}
@@ -211,7 +211,7 @@ func (c *Chunker) addCopy(b *block, n *stored) {
 	case s != nil:
 		c.stats.Copies++
 	case !b.held():
-		b.layer = c.form.layerOf(n.group)
+		b.layer = c.form.LayerOf(n.group)
 		b.slot = slot{tier: n.tier, group: n.group}
 		s = &b.slot
 	case len(b.slots()) >= maxSlots:
@@ -300,11 +300,11 @@ func (c *Chunker) remove(e *event.Event) {
 		c.stats.UnknownRemoved += uint64(len(e.Hashes))
 		return
 	}
-	if c.narrow(e) {
+	if c.form.Narrow(e) {
 		return
 	}
 	c.voidAged(tier, true)
-	group, layer := c.groupOf(e), c.layer(e)
+	group, layer := c.form.Of(e), c.form.Layer(e)
 	for i, h := range e.Hashes {
 		if i%warmAhead == 0 {
 			c.warmed = c.blocks.warm(layer, e.Hashes[i:min(i+warmAhead, len(e.Hashes))])

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
+	"github.com/kvatlas/kvatlas/ingest/rechunk/groups"
 )
 
 // TestBlockTable makes random changes to a table and to a Go map, and compares all of both.
@@ -46,7 +47,7 @@ func TestWarm(t *testing.T) {
 	hashes := []event.Hash{0, 1, math.MaxUint64}
 	for n := range uint64(2 * warmSlots) {
 		if n&(n-1) == 0 {
-			if sum := table.warm(uint8(n%maxLayers), hashes); sum != 0 && len(table.slots) < warmSlots {
+			if sum := table.warm(uint8(n%groups.MaxLayers), hashes); sum != 0 && len(table.slots) < warmSlots {
 				t.Fatalf("%d slots were read, which a cache has", len(table.slots))
 			}
 		}

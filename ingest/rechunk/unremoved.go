@@ -212,7 +212,7 @@ func (c *Chunker) wantOwn(b *event.Batch, tier store.Tier) {
 			continue
 		}
 		for _, h := range e.Hashes {
-			c.wantBlock(inLayer(c.layer(e), h), event.Removed, tier)
+			c.wantBlock(inLayer(c.form.Layer(e), h), event.Removed, tier)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func TestWindows(t *testing.T) {
 			for range 2 {
 				want(store.GPU, 4)
 				want(store.GPU.Window(), c.held)
-				if got := r.c.form.reuse(); got != c.reuse {
+				if got := r.c.form.Reuse(); got != c.reuse {
 					t.Errorf("the engine can reuse %v, want %v", got, c.reuse)
 				}
 				takeOver()
@@ -104,8 +104,8 @@ func TestCaseNothingKept(t *testing.T) {
 			return n, window
 		}
 		r.do(&event.Batch{Events: []event.Event{full(0, 4), kept(0, 4)}})
-		if n, window := held(); n != 4 || window != 0 || r.c.form.reuse() != want {
-			t.Errorf("%s: %d and %d blocks are held, and %+v can be reused, want 4 and 0, and %+v", spec, n, window, r.c.form.reuse(), want)
+		if n, window := held(); n != 4 || window != 0 || r.c.form.Reuse() != want {
+			t.Errorf("%s: %d and %d blocks are held, and %+v can be reused, want 4 and 0, and %+v", spec, n, window, r.c.form.Reuse(), want)
 		}
 		r.c = mustNew(t, Config{BlockSize: 16}) // the next owner knows it too
 		r.do(&event.Batch{Events: []event.Event{full(4, 8), kept(4, 8, prompt(tokens, 16)[6])}})
@@ -118,8 +118,8 @@ func TestCaseNothingKept(t *testing.T) {
 	untold := full(0, 4)
 	untold.Group, untold.Spec, untold.Hashes = 1, "", nil
 	r.do(&event.Batch{Events: []event.Event{full(0, 4), untold}})
-	if len(r.sink.held) != 4 || len(r.c.form.groups) != 1 {
-		t.Errorf("%d blocks are held, of %d groups", len(r.sink.held), len(r.c.form.groups))
+	if len(r.sink.held) != 4 || r.c.form.Bit(0) == 0 || r.c.form.Bit(1) != 0 {
+		t.Errorf("%d blocks are held, the groups' bits are %d and %d", len(r.sink.held), r.c.form.Bit(0), r.c.form.Bit(1))
 	}
 }
 

@@ -160,7 +160,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 			c.values = binary.AppendUvarint(c.values, math.MaxUint64)
 			c.put1(markKey, 0)
 		}
-		return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.reuse()}, nil
+		return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.Reuse()}, nil
 	}
 	for _, b := range c.dirty {
 		b.dirty, b.stamp = false, c.taken
@@ -186,7 +186,7 @@ func (c *Chunker) Take(ctx context.Context, seq uint64, read Reader) (Changes, e
 		}
 		c.put1(metaKey, from)
 	}
-	return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.reuse()}, nil
+	return Changes{Ops: c.storeOps, Map: c.mapOps, Reuse: c.form.Reuse()}, nil
 }
 
 // beginMap ends that the Chunker is alone: the next Take gives all that it knows.
