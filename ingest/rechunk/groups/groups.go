@@ -240,7 +240,7 @@ func windowOf(e *event.Event) uint32 {
 	case strings.Contains(e.Spec, "mamba"):
 		return uint32(size)
 	case e.SlidingWindow > 0:
-		return uint32((e.SlidingWindow - 1 + size - 1) / size * size)
+		return uint32(min((e.SlidingWindow-1+size-1)/size*size, store.MaxWindow)) // no prompt is longer
 	}
 	return 0
 }

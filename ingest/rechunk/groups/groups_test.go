@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"math"
 	"reflect"
 	"testing"
 
@@ -45,6 +46,7 @@ func TestSurvey(t *testing.T) {
 		"a tier that comes later":                {[]*event.Batch{batch(full, window), batch(inCPU(window)), batch(inCPU(full))}, []uint8{0, 0, cpu}, store.Reuse{Block: 16, Window: 48}, 1, [2]uint32{3, 3}},
 		"another kind":                           {[]*event.Batch{batch(full), batch(of(0, 16, "sliding_window", 40))}, []uint8{0, gpu}, store.Reuse{Block: 16, Window: 48}, 1, [2]uint32{1, 0}},
 		"a wider window":                         {[]*event.Batch{batch(window), batch(of(1, 16, "sliding_window", 100))}, []uint8{0, gpu}, store.Reuse{Block: 16, Window: 112}, 1, [2]uint32{1, 0}},
+		"a window beyond any prompt":             {[]*event.Batch{batch(full, of(1, 16, "sliding_window", math.MaxInt32))}, []uint8{0}, store.Reuse{Block: 16, Window: store.MaxWindow}, 1, [2]uint32{3, 0}},
 		"blocks of two sizes":                    {[]*event.Batch{batch(full, of(1, 24, "full", 0))}, []uint8{0}, store.Reuse{Block: 48}, 2, [2]uint32{3, 0}},
 		"a kind that says nothing":               {[]*event.Batch{batch(of(3, 16, "cross_attention", 0))}, []uint8{0}, store.Reuse{}, 0, [2]uint32{}},
 		"a group that cannot be":                 {[]*event.Batch{batch(of(256, 16, "full", 0)), batch(of(0, MaxBlock+1, "full", 0))}, []uint8{0, 0}, store.Reuse{}, 0, [2]uint32{}},
