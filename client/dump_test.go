@@ -5,9 +5,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/client"
@@ -69,25 +69,37 @@ func TestDumpAndRestore(t *testing.T) {
 
 // A stream may be long, but must move.
 func TestStreamsTimeOut(t *testing.T) {
-	hang := make(chan struct{})
-	ts := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		for range 5 {
-			if r.Method == http.MethodGet {
-				_, _ = io.WriteString(w, "line\n")
-				w.(http.Flusher).Flush()
-				time.Sleep(300 * time.Millisecond)
+	synctest.Test(t, testStreamsTimeOut)
+}
+
+// roundTripper is a http.RoundTripper.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// testStreamsTimeOut has a server that sends five lines of a dump, and answers nothing else.
+func testStreamsTimeOut(t *testing.T) {
+	send := func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodGet {
+			_, _ = io.Copy(io.Discard, r.Body)
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}
+		if err := r.Context().Err(); err != nil {
+			return nil, err
+		}
+		out, in := io.Pipe()
+		go func() {
+			for range 5 {
+				_, _ = io.WriteString(in, "line\n")
+				time.Sleep(300 * time.Millisecond) // of the bubble's clock
 			}
-		}
-		select {
-		case <-hang:
-		case <-r.Context().Done():
-		}
-	}))
-	defer ts.Close()
-	defer close(hang)
-	c := must.Get(client.New(client.Config{URL: ts.URL, Timeout: time.Second}))(t)
-	defer c.Close()
+			<-r.Context().Done()
+			_ = in.CloseWithError(r.Context().Err())
+		}()
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/x-ndjson"}}, Body: out, Request: r}, nil
+	}
+	c := must.Get(client.New(client.Config{URL: "http://server", Timeout: time.Second, HTTP: &http.Client{Transport: roundTripper(send)}}))(t)
 	body := must.Get(c.Dump(t.Context(), client.DumpRequest{}))(t)
 	text, err := io.ReadAll(body)
 	if string(text) != strings.Repeat("line\n", 5) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nothing moved for 1s") {

@@ -50,6 +50,21 @@ func (s subject) listen(t testing.TB) string {
 	return ts.URL
 }
 
+// outlast waits for longer than listenTimeout: until a server of listen cuts off one that has begun a
+// request by now.
+func outlast(url string) error {
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\n"); err != nil {
+		return err
+	}
+	_, err = io.ReadAll(conn)
+	return err
+}
+
 var moments = regexp.MustCompile(`"(created|time|sum)":"[^"]*"|"epoch":\d+`)
 
 func TestDump(t *testing.T) {
@@ -187,7 +202,7 @@ func TestStreams(t *testing.T) {
 	for poll := time.NewTicker(time.Millisecond); s.do("HEAD", "/v1/dump", nil).Code != 200; {
 		<-poll.C
 	}
-	time.Sleep(listenTimeout + listenTimeout/4)
+	must.OK(t, outlast(url))
 	close(index.leave)
 	text, err := io.ReadAll(rest)
 	if err != nil || !bytes.Contains(text, []byte(`{"kvatlas":"end"`)) {
@@ -246,7 +261,10 @@ func TestRestoreStreams(t *testing.T) {
 		go func() {
 			for i, p := range parts {
 				if i > 0 {
-					time.Sleep(listenTimeout * 2 / 3) // twice
+					if err := outlast(url); err != nil {
+						_ = w.CloseWithError(err)
+						return
+					}
 				}
 				if _, err := w.Write(p); err != nil {
 					return

@@ -130,7 +130,15 @@ func TestClientGoes(t *testing.T) {
 	c := dial(t, addr)
 	c.send(request("wait", "abc") + request("wait", "behind it"))
 	<-begun
-	time.Sleep(300 * time.Millisecond) // the watcher looks several times meanwhile
+	for range 3 { // the watcher looks at all each time that it sees one go
+		other := dial(t, addr)
+		other.send(request("wait", "abc"))
+		<-begun
+		_ = other.Close()
+		if err := <-over; !errors.Is(err, context.Canceled) {
+			t.Error("one that goes meanwhile:", err)
+		}
+	}
 	leave <- struct{}{}
 	if err := <-over; err != nil {
 		t.Error("a client that waits:", err)
@@ -300,7 +308,9 @@ func TestDeadlines(t *testing.T) {
 		}
 	}
 	// A deadline that was not needed is not left over for the wait between requests.
-	time.Sleep(150 * time.Millisecond) // longer than the deadlines above
+	later := dial(t, addr)
+	later.send("POST /plain/soon HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
+	later.receive() // its deadline was set behind those above
 	c.send(request("none", "abc"))
 	c.receive()
 }
@@ -370,8 +380,8 @@ func TestShutdownWaits(t *testing.T) {
 			begun.send(r[:len(r)-3])
 			<-parsing
 			go func() { done <- s.Shutdown(t.Context()) }()
-			synctest.Wait() // until Shutdown has looked
-			time.Sleep(time.Second)
+			synctest.Wait()         // until Shutdown has looked
+			time.Sleep(time.Second) // of the bubble's clock
 			close(parse)
 			synctest.Wait()
 			begun.send(r[len(r)-3:])
