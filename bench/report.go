@@ -55,7 +55,7 @@ func short(v float64) string {
 	case v == 0:
 		return "0"
 	case v >= 99.95:
-		return group(int64(v + 0.5))
+		return Group(int64(v + 0.5))
 	case v >= 9.995:
 		return fmt.Sprintf("%.1f", v)
 	case v >= 0.0995:
@@ -65,8 +65,8 @@ func short(v float64) string {
 	}
 }
 
-// group writes a number with commas.
-func group(n int64) string {
+// Group writes a number with commas.
+func Group(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]
@@ -87,7 +87,7 @@ func writeRedis(w io.Writer, r *RedisReport) error {
 	var sb strings.Builder
 	fmt.Fprintf(&sb, "%s; %s.\nLoad %s at the beginning, %s at the end; %.0f s in all.\n", r.Server, r.Machine, r.LoadBefore, r.LoadAfter, r.Took.Seconds())
 	if r.Keys > 0 {
-		fmt.Fprintf(&sb, "The index has %s blocks, each held by %d pods. Figures are medians, with quartiles in brackets;\nratios are of samples taken next to each other.\n", group(int64(r.Keys)), r.Pods)
+		fmt.Fprintf(&sb, "The index has %s blocks, each held by %d pods. Figures are medians, with quartiles in brackets;\nratios are of samples taken next to each other.\n", Group(int64(r.Keys)), r.Pods)
 	}
 	if len(r.Memory) > 0 {
 		sb.WriteString("\n### Memory\n\n" + memoryTable(r.Memory))
@@ -131,7 +131,7 @@ func lookupTable(rows []LookupRow) string {
 			if i > 0 {
 				ratio, cpu = times(s.Ratio), cpuRatio(r.Sides, i)
 			}
-			t.add(fmt.Sprintf("%s blocks, %d %% held: %s", group(int64(r.Blocks)), r.Hit, s.Name), s.Millis.String(), ratio,
+			t.add(fmt.Sprintf("%s blocks, %d %% held: %s", Group(int64(r.Blocks)), r.Hit, s.Name), s.Millis.String(), ratio,
 				short(s.ServerMicros), short(s.ClientMicros), cpu, short(s.Sent), short(s.Received), short(s.RoundTrips))
 		}
 	}
@@ -142,7 +142,7 @@ func lookupTable(rows []LookupRow) string {
 func halfTable(r *LookupRow) string {
 	t := newTable("lookup", "ms", "server us", "client us", "bytes sent", "received", "trips")
 	for _, s := range r.Sides {
-		t.add(group(int64(r.Blocks))+" blocks, "+s.Name, s.Millis.String(), short(s.ServerMicros), short(s.ClientMicros), short(s.Sent), short(s.Received), short(s.RoundTrips))
+		t.add(Group(int64(r.Blocks))+" blocks, "+s.Name, s.Millis.String(), short(s.ServerMicros), short(s.ClientMicros), short(s.Sent), short(s.Received), short(s.RoundTrips))
 	}
 	all, half := r.Sides[0], r.Sides[1]
 	part := func(of func(Side) float64) string { return short(of(half)/max(1e-9, of(all))) + "x" }
@@ -193,12 +193,12 @@ func cpuRatio(sides []Side, i int) string {
 func retireTable(r *Retirement) string {
 	var sb strings.Builder
 	fmt.Fprintf(&sb, "A pod with %s blocks, %d times: the call takes %s ms, another client's lookup is back without the pod after %s ms, at worst %s.\n\n",
-		group(int64(r.Blocks)), r.Times, r.Call, r.Visible, short(r.Worst))
+		Group(int64(r.Blocks)), r.Times, r.Call, r.Visible, short(r.Worst))
 	t := newTable("sweep", "s", "blocks cleaned", "steps", "CPU ms a step", "PINGs", "median ms", "99.9 % ms", "longest ms", "over 2 ms")
 	row := func(name string, run SweepRun) {
 		st := run.Stalls
-		t.add(name, short(run.Seconds), group(int64(run.Cleaned)), fmt.Sprint(run.Steps), short(run.StepCPU),
-			group(int64(st.Pings)), short(st.Median), short(st.P999), short(st.Longest), fmt.Sprint(st.Over))
+		t.add(name, short(run.Seconds), Group(int64(run.Cleaned)), fmt.Sprint(run.Steps), short(run.StepCPU),
+			Group(int64(st.Pings)), short(st.Median), short(st.P999), short(st.Longest), fmt.Sprint(st.Over))
 	}
 	row("none: an idle server", SweepRun{Seconds: r.IdleSeconds, Stalls: r.Idle})
 	row("after one pod", r.One)
@@ -218,7 +218,7 @@ func retireTable(r *Retirement) string {
 		sb.WriteString(t.String())
 	}
 	if p := r.Peer; p.Blocks > 0 {
-		fmt.Fprintf(&sb, "\nThe peer clears a pod of %s blocks, alone in the database, in %s s and %s round trips.\n", group(int64(p.Blocks)), short(p.Seconds), group(int64(p.RoundTrips)))
+		fmt.Fprintf(&sb, "\nThe peer clears a pod of %s blocks, alone in the database, in %s s and %s round trips.\n", Group(int64(p.Blocks)), short(p.Seconds), Group(int64(p.RoundTrips)))
 	}
 	return sb.String()
 }
@@ -227,11 +227,11 @@ func writeMemory(w io.Writer, r *MemoryReport) error {
 	var sb strings.Builder
 	fmt.Fprintf(&sb, "store/memory; %s.\nLoad %s at the beginning, %s at the end; %.0f s in all. CPU time of one thread; medians, with quartiles\nin brackets. bench/peers/dynamo measures Dynamo's indexers by the same shapes.\n",
 		r.Machine, r.LoadBefore, r.LoadAfter, r.Took.Seconds())
-	fmt.Fprintf(&sb, "\n### Find, of %s blocks\n\n", group(int64(r.Blocks)))
+	fmt.Fprintf(&sb, "\n### Find, of %s blocks\n\n", Group(int64(r.Blocks)))
 	t := newTable("chain", "holders", "shape", "cold us", "ns/block", "hot us", "ns/block")
 	for _, f := range r.Find {
 		n := float64(f.Blocks)
-		t.add(group(int64(f.Blocks))+" blocks", fmt.Sprint(f.Holders), f.Shape, f.Cold.String(), short(f.Cold.Median*1e3/n), f.Hot.String(), short(f.Hot.Median*1e3/n))
+		t.add(Group(int64(f.Blocks))+" blocks", fmt.Sprint(f.Holders), f.Shape, f.Cold.String(), short(f.Cold.Median*1e3/n), f.Hot.String(), short(f.Hot.Median*1e3/n))
 	}
 	sb.WriteString(t.String())
 	sb.WriteString("\n### Apply, million blocks/s/core\n\n")
@@ -243,7 +243,7 @@ func writeMemory(w io.Writer, r *MemoryReport) error {
 	sb.WriteString("\n### Memory\n\n")
 	t = newTable("index", "blocks", "bytes a block, counted", "heap")
 	for _, s := range r.Size {
-		t.add(s.What, group(s.Blocks), short(s.Counted), short(s.Heap))
+		t.add(s.What, Group(s.Blocks), short(s.Counted), short(s.Heap))
 	}
 	sb.WriteString(t.String())
 	_, err := io.WriteString(w, sb.String())

@@ -34,21 +34,28 @@ type engine struct {
 	next     uint64
 }
 
-// newEngines makes n engines.
+// newEngines makes n engines. With an error it returns those that it has made.
 func newEngines(ctx context.Context, n int) (out []*engine, err error) {
 	for range n {
 		address, err := proc.FreeAddress(ctx)
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		e := &engine{endpoint: "tcp://" + address}
 		e.pub, err = zmq.NewPublisher(zmq.PublisherConfig{Endpoint: e.endpoint, Queue: 1 << 17, Keep: 1})
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		out = append(out, e)
 	}
 	return out, nil
+}
+
+func closeEngines(engines []*engine) (err error) {
+	for _, e := range engines {
+		err = errors.Join(err, e.pub.Close())
+	}
+	return err
 }
 
 func endpoints(engines []*engine) (out []string) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -89,20 +90,24 @@ func (j *job) sample(ctx context.Context, conns, n int) (c cost, err error) {
 	return cost{(ownAfter - own) / time.Duration(n), (behindAfter - behind) / time.Duration(n)}, nil
 }
 
-// prompts of each length, so that not each lookup finds its blocks in the nearest cache.
+// lengths are those of prompts, in tokens.
+var lengths = []int{131072, 16384, 2048, 128}
+
+// newPrompts draws several prompts of each length, so that not each lookup finds its blocks in the
+// nearest cache.
 func newPrompts() map[int][][]uint32 {
 	random := rand.New(rand.NewPCG(19, 15)) //nolint:gosec // tokens of a benchmark
 	out := map[int][][]uint32{}
-	for tokens, n := range map[int]int{128: 16, 2048: 16, 16384: 8, 131072: 3} {
+	for i, n := range []int{3, 8, 16, 16} {
 		for range n {
-			out[tokens] = append(out[tokens], newPrompt(random, tokens))
+			out[lengths[i]] = append(out[lengths[i]], newPrompt(random, lengths[i]))
 		}
 	}
 	return out
 }
 
 // calls of a sample, by the length of its prompts.
-var calls = map[int]int{0: 240, 128: 240, 2048: 120, 16384: 32, 131072: 6}
+var calls = map[int]int{0: 160, 128: 160, 2048: 80, 16384: 20, 131072: 4}
 
 const (
 	model      = "m"
@@ -142,13 +147,6 @@ func with(calls [][]request, more ...request) (out [][]request) {
 	return out
 }
 
-// sides are all servers.
-type sides struct{ indexer, selection, memory, small, redis *side }
-
-func (s *sides) all() []*side {
-	return []*side{s.indexer, s.selection, s.memory, s.small, s.redis}
-}
-
 // works are all that is compared.
 func works(s *sides, prompts map[int][][]uint32) []work {
 	probe := func(path string) [][]request { return [][]request{{newRequest(http.MethodGet, path, "", nil)}} }
@@ -171,7 +169,7 @@ func works(s *sides, prompts map[int][][]uint32) []work {
 		}
 		return out
 	}
-	for _, n := range []int{128, 2048, 16384, 131072} {
+	for _, n := range slices.Backward(lengths) {
 		out = append(out, work{what: "score by tokens", tokens: n, peer: job{side: s.indexer, calls: dynamo("/query", "", prompts[n])},
 			ours: ours("/v1/score", head, prompts[n], "JSON", "base64", "binary")})
 	}

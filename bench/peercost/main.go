@@ -5,12 +5,14 @@
 //	go build -o bin/kvatlas ./cmd/kvatlas
 //	go run ./bench/peercost
 //
-// It starts Dynamo's indexer and selection service, three servers of kvatlas, and a redis-server.
-// Ten engines publish the same events to all of them, so that they hold the same prompts. Then all
-// get the same prompts in turn, round by round: first on one connection, one call after the other,
-// then on eight at once. A cost is the processor time of the server's process by its schedstat. That of
-// kvatlas in Redis mode includes that of Redis' main thread. Ratios are of samples of the same round.
-// At last each is told of new blocks by engines of its own, from the wire to its index.
+// Each round starts Dynamo's indexer and selection service, three servers of kvatlas, and a
+// redis-server: processes of one build differ, so each sample is of another one. Ten engines publish
+// the same events to all of them, so that they hold the same prompts. Then all get the same prompts in
+// turn: first on one connection, one call after the other, then on eight at once. At last each is told of
+// new blocks by engines of its own, from the wire to its index.
+//
+// A cost is the processor time of the server's process by its schedstat. That of kvatlas in Redis mode
+// includes that of Redis' main thread. Ratios are of samples of the same round.
 package main
 
 import (
@@ -19,10 +21,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strings"
+	"slices"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/bench"
 	"github.com/kvatlas/kvatlas/bench/internal/program"
@@ -59,105 +59,54 @@ func run(ctx context.Context, args []string) (err error) {
 	fs.StringVar(&o.kvatlas, "kvatlas", "bin/kvatlas", "the `program` to measure")
 	fs.StringVar(&o.peer, "peer", "bench/peers/dynamo/target/release/service", "Dynamo's services, the `program` that bench/peers/dynamo makes")
 	fs.StringVar(&o.redis, "redis-server", "redis-server", "the Redis to start, a `program`")
-	fs.IntVar(&o.rounds, "rounds", 6, "how often each side has its turn")
+	fs.IntVar(&o.rounds, "rounds", 5, "how often all servers are started and each has its turn")
 	fs.StringVar(&o.only, "only", "", "measure only what has this `word` in its name; "+events+" for the last table")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	s, stop, err := start(ctx, &o)
-	if err != nil {
-		return err
+	if o.rounds < 1 {
+		return fmt.Errorf("--rounds is %d, it must be 1 or more", o.rounds)
 	}
-	defer func() { err = errors.Join(err, stop()) }()
 	fmt.Printf("%s; load %s; %s\n", bench.Machine(), bench.LoadAverage(), time.Now().UTC().Format("2006-01-02 15:04 MST"))
-	prompts := newPrompts()
-	if err := fill(ctx, s, prompts); err != nil {
-		return err
-	}
-	var list []work
-	for _, w := range works(s, prompts) {
-		if strings.Contains(w.what, o.only) {
-			list = append(list, w)
+	s, prompts := newSides(&o), newPrompts()
+	m := newMeasured(&o, s, works(s, prompts))
+	var told [][]byte // what each engine tells of all prompts
+	for _, n := range lengths {
+		for _, p := range prompts[n] {
+			told = stored(told, p, 64)
 		}
 	}
-	for _, conns := range []int{1, connections} {
-		if len(list) > 0 {
-			if err := compare(ctx, list, conns, o.rounds); err != nil {
-				return err
-			}
-		}
-	}
-	if o.only == "" || o.only == events {
-		if err := wire(ctx, []*side{s.indexer, s.memory, s.small, s.redis}, o.rounds); err != nil {
+	for round := range o.rounds {
+		fmt.Fprintf(os.Stderr, "round %d of %d\n", round+1, o.rounds)
+		if err := measure(ctx, &o, s, prompts, told, m, round); err != nil {
 			return err
 		}
 	}
+	m.write()
 	fmt.Printf("\nload %s at the end\n", bench.LoadAverage())
 	return nil
 }
 
-// start starts all servers. stop ends them.
-func start(ctx context.Context, o *options) (s *sides, stop func() error, err error) {
-	s = &sides{}
-	var ends []func() error
-	stop = func() (err error) {
-		for _, end := range ends {
-			err = errors.Join(err, end())
-		}
+// measure is a round: it starts all servers, fills them, and takes a sample of all that is compared.
+func measure(ctx context.Context, o *options, s *sides, prompts map[int][][]uint32, told [][]byte, m *measured, round int) (err error) {
+	stop, err := s.start(ctx, o)
+	defer func() { err = errors.Join(err, stop()) }()
+	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, stop())
-		}
-	}()
-	started, err := bench.Start(ctx, o.redis, 1)
+	engines, err := newEngines(ctx, pods)
+	defer func() { err = errors.Join(err, closeEngines(engines)) }()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	ends = append(ends, started.Close)
-	serve := func(more ...string) func(host, port string) []string {
-		return func(host, port string) []string {
-			return append([]string{"serve", "--listen", host + ":" + port, "--drain-delay", "0s", "--drain-timeout", "0s"}, more...)
-		}
+	if err := fill(ctx, s, engines, prompts, told); err != nil {
+		return err
 	}
-	service := func(what string) func(host, port string) []string {
-		return func(_, port string) []string { return []string{what, port} }
-	}
-	for _, c := range []struct {
-		to            **side
-		name, program string
-		probe         string
-		args          func(host, port string) []string
-	}{
-		{&s.indexer, dynamoIndexer, o.peer, "/health", service("indexer")},
-		{&s.selection, dynamoSelection, o.peer, "/health", service("selection")},
-		{&s.memory, oursMemory, o.kvatlas, "/healthz", serve()},
-		{&s.small, oursSmall, o.kvatlas, "/healthz", serve("--block-size", "16")},
-		{&s.redis, oursRedis, o.kvatlas, "/healthz", serve("--redis", started.URL)},
-	} {
-		got, err := startSide(ctx, c.name, c.program, c.probe, c.args)
-		if err != nil {
-			return nil, nil, err
-		}
-		ends = append(ends, func() error { got.Stop(); return nil })
-		*c.to = got
-	}
-	at, err := redis.ParseURL(started.URL)
-	if err != nil {
-		return nil, nil, err
-	}
-	s.redis.redis = redis.NewClient(at)
-	ends = append(ends, s.redis.redis.Close)
-	return s, stop, nil
+	return m.take(ctx, round)
 }
 
 // fill lets the engines tell all servers of all prompts, and waits until they hold them.
-func fill(ctx context.Context, s *sides, prompts map[int][][]uint32) error {
-	engines, err := newEngines(ctx, pods)
-	if err != nil {
-		return err
-	}
+func fill(ctx context.Context, s *sides, engines []*engine, prompts map[int][][]uint32, told [][]byte) error {
 	for _, x := range s.all() {
 		if err := x.register(ctx, model, 1, endpoints(engines)); err != nil {
 			return err
@@ -168,13 +117,8 @@ func fill(ctx context.Context, s *sides, prompts map[int][][]uint32) error {
 	}
 	// A subscriber that came too late has missed something, and gets it again.
 	for try := 1; ; try++ {
-		for _, list := range prompts {
-			for _, p := range list {
-				payloads := stored(nil, p, 64)
-				for _, e := range engines {
-					e.publish(payloads)
-				}
-			}
+		for _, e := range engines {
+			e.publish(told)
 		}
 		err := s.hold(ctx, prompts)
 		if err == nil {
@@ -194,8 +138,9 @@ func fill(ctx context.Context, s *sides, prompts map[int][][]uint32) error {
 
 // hold waits until all sides hold all prompts.
 func (s *sides) hold(ctx context.Context, prompts map[int][][]uint32) error {
-	for _, list := range prompts {
-		for _, p := range list {
+	// What was told last is short, so that little is asked while they are not done.
+	for _, n := range slices.Backward(lengths) {
+		for _, p := range slices.Backward(prompts[n]) {
 			for _, x := range s.all() {
 				if err := x.settled(ctx, model, p, pods); err != nil {
 					return err

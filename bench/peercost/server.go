@@ -2,41 +2,104 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/kvatlas/kvatlas/bench"
 	"github.com/kvatlas/kvatlas/bench/internal/proc"
 	"github.com/kvatlas/kvatlas/bench/internal/traffic"
 	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
-// side is a server that is asked: a process and, of ours in Redis mode, the Redis behind it.
+// side is a server that is asked: a process of each round and, of ours in Redis mode, the Redis
+// behind it.
 type side struct {
 	*proc.Process
-	name  string
-	probe request
+	name, program string
+	path          string // of its probe
+	probe         request
+	// args are those of the program, which is to listen at an address. redisURL is of the round's Redis.
+	args  func(host, port, redisURL string) []string
 	redis *redis.Client // nil without Redis
 }
 
-// startSide starts a program and waits until its probe answers. args gets the address that the
-// program is to listen at.
-func startSide(ctx context.Context, name, program, probe string, args func(host, port string) []string) (_ *side, err error) {
+// sides are all servers.
+type sides struct{ indexer, selection, memory, small, redis *side }
+
+func (s *sides) all() []*side {
+	return []*side{s.indexer, s.selection, s.memory, s.small, s.redis}
+}
+
+func newSides(o *options) *sides {
+	theirs := func(name, what string) *side {
+		return &side{name: name, program: o.peer, path: "/health", args: func(_, port, _ string) []string { return []string{what, port} }}
+	}
+	ours := func(name string, more ...string) *side {
+		return &side{name: name, program: o.kvatlas, path: "/healthz", args: func(host, port, _ string) []string {
+			return append([]string{"serve", "--listen", host + ":" + port}, more...)
+		}}
+	}
+	s := &sides{
+		indexer: theirs(dynamoIndexer, "indexer"), selection: theirs(dynamoSelection, "selection"),
+		memory: ours(oursMemory), small: ours(oursSmall, "--block-size", "16"), redis: ours(oursRedis),
+	}
+	s.redis.args = func(host, port, url string) []string {
+		return []string{"serve", "--listen", host + ":" + port, "--redis", url}
+	}
+	for _, x := range s.all() {
+		x.probe = newRequest(http.MethodGet, x.path, "", nil)
+	}
+	return s
+}
+
+// start starts all servers. stop, which is never nil, ends them.
+func (s *sides) start(ctx context.Context, o *options) (stop func() error, err error) {
+	var ends []func() error
+	stop = func() (err error) {
+		for _, end := range slices.Backward(ends) {
+			err = errors.Join(err, end())
+		}
+		return err
+	}
+	started, err := bench.Start(ctx, o.redis, 1)
+	if err != nil {
+		return stop, err
+	}
+	ends = append(ends, started.Close)
+	at, err := redis.ParseURL(started.URL)
+	if err != nil {
+		return stop, err
+	}
+	s.redis.redis = redis.NewClient(at)
+	ends = append(ends, s.redis.redis.Close)
+	for _, x := range s.all() {
+		if err := x.start(ctx, started.URL); err != nil {
+			return stop, err
+		}
+		ends = append(ends, func() error { x.Stop(); return nil })
+	}
+	return stop, nil
+}
+
+// start starts the side's program and waits until its probe answers.
+func (s *side) start(ctx context.Context, redisURL string) error {
 	address, err := proc.FreeAddress(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := &side{name: name, probe: newRequest(http.MethodGet, probe, "", nil)}
-	s.Process, err = proc.Start(ctx, address, proc.Answers("http://"+address+probe), program, args(host, port)...)
-	return s, err
+	s.Process, err = proc.Start(ctx, address, proc.Answers("http://"+address+s.path), s.program, s.args(host, port, redisURL)...)
+	return err
 }
 
 // connect opens connections, on each of which the probe has been answered.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/bench"
@@ -16,7 +15,7 @@ const wireChain = 128
 
 // wireBlocks are how many blocks an engine stores in a sample, by how many an event has: enough
 // for some hundredths of a second.
-var wireBlocks = []struct{ event, all int }{{1, 1024}, {16, 8192}, {128, 16384}}
+var wireBlocks = []struct{ event, all int }{{1, 1024}, {16, 4096}, {128, 8192}}
 
 // stream are the engines that a side hears alone.
 type stream struct {
@@ -25,9 +24,39 @@ type stream struct {
 	model   string
 }
 
-// wire measures what it costs a side to hear of a block, from the wire to its index. Each side gets blocks
-// that it does not know, by engines of its own, until it answers that it has the last.
-func wire(ctx context.Context, list []*side, rounds int) error {
+// takeEvents takes a sample of what it costs each side to hear of a block, from the wire to its index. A
+// side gets blocks that it does not know, by engines of its own, until it answers that it has the last.
+func takeEvents(ctx context.Context, list []*side, to [][]samples, round int) (err error) {
+	var streams []*stream
+	for i, s := range list {
+		t := &stream{side: s, model: fmt.Sprintf("events-%d", i)}
+		t.engines, err = newEngines(ctx, pods)
+		defer func() { err = errors.Join(err, closeEngines(t.engines)) }()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(s.register(ctx, t.model, 100, endpoints(t.engines)), heard(t.engines, 1)); err != nil {
+			return err
+		}
+		streams = append(streams, t)
+	}
+	random := rand.New(rand.NewPCG(16, uint64(round))) //nolint:gosec // tokens of a benchmark
+	for i, n := range wireBlocks {
+		err := takeTurns(to[i], round, func(k int) (cost, error) {
+			if _, err := streams[k].sample(ctx, random, n.event, n.all/warm); err != nil {
+				return cost{}, err
+			}
+			return streams[k].sample(ctx, random, n.event, n.all)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeEvents writes the table of what events cost.
+func writeEvents(list []*side, all [][]samples) {
 	fmt.Printf("\n### Events of %d engines, us of CPU a block: medians (quartiles)\n\n", pods)
 	head, line := "| blocks an event |", "|---:|"
 	for i, s := range list {
@@ -37,34 +66,16 @@ func wire(ctx context.Context, list []*side, rounds int) error {
 		}
 	}
 	fmt.Println(head + "\n" + line)
-	var streams []*stream
-	for i, s := range list {
-		t := &stream{side: s, model: fmt.Sprintf("events-%d", i)}
-		var err error
-		if t.engines, err = newEngines(ctx, pods); err != nil {
-			return err
-		}
-		if err := errors.Join(s.register(ctx, t.model, 100, endpoints(t.engines)), heard(t.engines, 1)); err != nil {
-			return err
-		}
-		streams = append(streams, t)
-	}
-	random := rand.New(rand.NewPCG(16, 128)) //nolint:gosec // tokens of a benchmark
-	for _, n := range wireBlocks {
-		got, err := turns(rounds, len(list), func(k int) (cost, error) { return streams[k].sample(ctx, random, n.event, n.all) })
-		if err != nil {
-			return err
-		}
-		var row strings.Builder
+	for i, got := range all {
+		fmt.Printf("| %d |", wireBlocks[i].event)
 		for k := range got {
-			fmt.Fprintf(&row, " %s |", both(list[k], &got[k]))
+			fmt.Printf(" %s |", both(list[k], &got[k]))
 			if k > 0 {
-				fmt.Fprintf(&row, " %s |", ratio(bench.SpreadOf(got[k].ratio)))
+				fmt.Printf(" %s |", ratio(bench.SpreadOf(got[k].ratio)))
 			}
 		}
-		fmt.Printf("| %d |%s\n", n.event, row.String())
+		fmt.Println()
 	}
-	return nil
 }
 
 // sample lets each engine publish so many new blocks, and returns what one cost.
