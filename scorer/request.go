@@ -65,7 +65,11 @@ func (in *Input) Size() (tokens int, estimated bool) {
 	case inputText:
 		return len(in.text) / bytesPerToken, true
 	case inputChat:
-		return textBytes(in.chat.Messages) / bytesPerToken, true
+		n := len(in.chat.Instructions)
+		for _, part := range [][]byte{in.chat.Messages, in.chat.Tools, in.chat.Documents, in.chat.System, in.chat.Input} {
+			n += textBytes(part)
+		}
+		return n / bytesPerToken, true
 	case inputKeys:
 	}
 	return 0, true

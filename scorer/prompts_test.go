@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,5 +58,21 @@ func TestRoomForTokens(t *testing.T) {
 	wg.Wait()
 	if used.Load() == 0 {
 		t.Error("no memory was used again")
+	}
+}
+
+// TestSizeOfChats estimates the tokens of chats of each API, without the media in them.
+func TestSizeOfChats(t *testing.T) {
+	half, url := strings.Repeat("x", 400), `"data:image/png;base64,`+strings.Repeat("A", 4000)+`"`
+	text := []byte(`["` + half + `",` + url + `]`)
+	for name, c := range map[string]prompt.Chat{
+		"chat":      {Messages: text, Tools: text},
+		"messages":  {API: prompt.APIMessages, System: text, Messages: text},
+		"responses": {API: prompt.APIResponses, Instructions: half, Input: text},
+	} {
+		in := scorer.Chat(c)
+		if n, estimated := in.Size(); n < 200 || n > 210 || !estimated {
+			t.Errorf("%s: %d tokens, estimated %v", name, n, estimated)
+		}
 	}
 }
