@@ -91,19 +91,32 @@ func (r *Chat) AddsSpecialTokens() bool {
 	return r.API == APIResponses
 }
 
+// json returns all fields of r that are JSON.
+func (r *Chat) json() []*json.RawMessage {
+	return []*json.RawMessage{
+		&r.Messages, &r.Tools, &r.Documents, &r.ChatTemplateKwargs, &r.System, &r.Thinking, &r.OutputConfig, &r.Input, &r.Reasoning,
+	}
+}
+
 // Size is the length of what the request holds, in bytes.
 func (r *Chat) Size() int {
-	return len(r.Messages) + len(r.Tools) + len(r.Documents) + len(r.ChatTemplate) + len(r.ChatTemplateKwargs) + len(r.ReasoningEffort)
+	n := len(r.ChatTemplate) + len(r.ReasoningEffort) + len(r.Instructions)
+	for _, f := range r.json() {
+		n += len(*f)
+	}
+	return n
 }
 
 // Clone returns a copy that shares no memory with r.
 func (r *Chat) Clone() Chat {
 	c := *r
-	for _, f := range []*json.RawMessage{&c.Messages, &c.Tools, &c.Documents, &c.ChatTemplateKwargs} {
+	for _, f := range c.json() {
 		*f = bytes.Clone(*f)
 	}
-	if add := r.AddGenerationPrompt; add != nil {
-		c.AddGenerationPrompt = new(*add)
+	for _, f := range []**bool{&c.AddGenerationPrompt, &c.AddSpecialTokens} {
+		if *f != nil {
+			*f = new(**f)
+		}
 	}
 	return c
 }

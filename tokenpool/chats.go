@@ -68,6 +68,7 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request, pati
 		life = ctx
 	}
 	given := req.Chat.Clone() // the caller's memory is the caller's again once it has left
+	req.Chat = &given
 	out, left := make(chan rendered), make(chan struct{})
 	if !p.spawn(func() {
 		defer func() { <-turn }()
@@ -76,7 +77,7 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request, pati
 		case out <- r:
 		case <-left:
 			if r.err == nil && len(r.prompt.Media) == 0 && req.Mode != prompt.Sync {
-				p.tokenizeBehind(req.Model, r.prompt.Text)
+				p.tokenizeBehind(req, r.prompt.Text)
 			}
 		}
 	}) {
@@ -105,11 +106,12 @@ func (p *Pool) renderNow(ctx context.Context, c chatEntry, req prompt.Chat) (r r
 	return r
 }
 
-// tokenizeBehind has the text of a chat tokenized for the next request that asks.
-func (p *Pool) tokenizeBehind(model, text string) {
-	seen, err := p.look(model, false)
+// tokenizeBehind has the text of req's chat tokenized for the next request that asks.
+func (p *Pool) tokenizeBehind(req prompt.Request, text string) {
+	special := req.AddsSpecialTokens()
+	seen, err := p.look(req.Model, special)
 	if err == nil {
-		_, err = p.submit(p.ctx, prompt.Request{Model: model, Text: text, NoSpecialTokens: true, Mode: prompt.Async}, seen)
+		_, err = p.submit(p.ctx, prompt.Request{Model: req.Model, Text: text, NoSpecialTokens: !special, Scope: req.Scope, Mode: prompt.Async}, seen)
 	}
 	_ = err // the caller has left: the next request has it, if it lasts
 }

@@ -117,25 +117,44 @@ func TestCaseChatsWithoutABound(t *testing.T) {
 	}
 }
 
-// A rendering whose caller has left goes on, and its text is known afterwards.
+// A rendering whose caller has left goes on with what the chat was then, and its text is known
+// afterwards to those who ask for it in the same way.
 func TestRenderingGoesOnBehind(t *testing.T) {
+	const messages = `[{"role":"user","content":"hello"}]`
 	for _, mode := range []prompt.Mode{prompt.Wait, prompt.Async} {
-		p, begun, gate := gatedPool(t, Config{Budget: time.Millisecond})
-		content := []byte(`[{"role":"user","content":"hello"}]`)
-		res, err := p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: &prompt.Chat{Messages: content}, Mode: mode})
-		if err != nil || res.Behind != prompt.BehindBudget {
-			t.Fatalf("%+v, %v", res, err)
-		}
-		<-begun
-		clear(content) // it is the caller's again
-		close(gate)
-		poll(t, "the text is not tokenized behind", func() bool { return p.n.tokenized.Load() == 2 })
-		res, err = p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: asChat("hello", ""), Mode: prompt.Sync})
-		if err != nil || !res.Exact || res.Bytes != len("1:hello") {
-			t.Errorf("%+v, %v", res, err)
-		}
-		if n := p.n.tokenized.Load(); n != 2 {
-			t.Errorf("%d texts were tokenized, want 2", n)
+		for _, api := range []prompt.API{prompt.APIChat, prompt.APIMessages, prompt.APIResponses} {
+			p, begun, gate := gatedPool(t, Config{Budget: time.Millisecond})
+			ask := func(content []byte, mode prompt.Mode) (prompt.Result, error) {
+				c := &prompt.Chat{API: api}
+				switch api {
+				case prompt.APIChat:
+					c.Messages = content
+				case prompt.APIMessages:
+					c.System, c.Messages = content, []byte(messages)
+				case prompt.APIResponses:
+					c.Input = content
+				}
+				return p.Tokens(t.Context(), prompt.Request{Model: "m", Chat: c, Scope: "tenant", Mode: mode})
+			}
+			content := messages
+			if api == prompt.APIMessages {
+				content = `"hello"`
+			}
+			memory := []byte(content)
+			if res, err := ask(memory, mode); err != nil || res.Behind != prompt.BehindBudget {
+				t.Fatalf("%+v, %v", res, err)
+			}
+			<-begun
+			clear(memory) // it is the caller's again
+			close(gate)
+			poll(t, "the text is not tokenized behind", func() bool { return p.n.tokenized.Load() == 2 })
+			res, err := ask([]byte(content), prompt.Sync)
+			if err != nil || !res.Exact || res.Bytes != len("1:hello") {
+				t.Errorf("%q: %+v, %v", api, res, err)
+			}
+			if n := p.n.tokenized.Load(); n != 2 {
+				t.Errorf("%q: %d texts were tokenized, want 2", api, n)
+			}
 		}
 	}
 }
