@@ -15,15 +15,15 @@ import (
 const (
 	toldNodes  = 512
 	toldPlaces = 256
-	// MinRequests is how much of a block's count must be left to be told: more than one request.
-	MinRequests = 1.01
+	// minRequests is how much of a block's count must be left to be told: more than one request.
+	minRequests = 1.01
 	// minSamples is how many requests of a block must have been counted one by one. With many
 	// requests a second one that is counted has the weight of several, and yet came once.
 	minSamples = 2
 )
 
-// ErrCounted says that what a process has counted cannot be read.
-var ErrCounted = errors.New("demand: cannot be read")
+// errCounted says that what a process has counted cannot be read.
+var errCounted = errors.New("demand: cannot be read")
 
 // Counted is what one process has counted, in the form in which it is told to others. It has
 // block keys and no texts.
@@ -68,10 +68,10 @@ func (s *Sketch) Counted(now int64) Counted {
 	places := map[uint16]int{}
 	for i := range nodes {
 		n := &nodes[i]
-		if n.requests/w < MinRequests || len(out.Nodes) == toldNodes {
+		if n.requests/w < minRequests || len(out.Nodes) == toldNodes {
 			break
 		}
-		if n.samples < minSamples || (n.requests-n.guessed)/w < MinRequests {
+		if n.samples < minSamples || (n.requests-n.guessed)/w < minRequests {
 			continue
 		}
 		told := Node{Key: n.key, Parent: n.parent, Blocks: int(n.blocks), Requests: round(n.requests / w), Missed: round(n.missed / w)}
@@ -102,22 +102,22 @@ func round(x float64) float64 { return math.Round(x*1000) / 1000 }
 // Encode is the form in which a process tells what it has counted.
 func (c *Counted) Encode() ([]byte, error) { return json.Marshal(c) }
 
-// Decode reads it back. The error is ErrCounted.
+// Decode reads it back. The error is errCounted.
 func Decode(b []byte) (c Counted, err error) {
 	if err := json.Unmarshal(b, &c); err != nil {
-		return Counted{}, fmt.Errorf("%w: %w", ErrCounted, err)
+		return Counted{}, fmt.Errorf("%w: %w", errCounted, err)
 	}
 	if len(c.Nodes) > toldNodes || len(c.Places) > toldPlaces || !isCount(c.Requests) {
-		return Counted{}, fmt.Errorf("%w: %d blocks, %d places, %v requests", ErrCounted, len(c.Nodes), len(c.Places), c.Requests)
+		return Counted{}, fmt.Errorf("%w: %d blocks, %d places, %v requests", errCounted, len(c.Nodes), len(c.Places), c.Requests)
 	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		if n.Blocks < 1 || n.Blocks > math.MaxInt32 || !isCount(n.Requests) || !isCount(n.Missed) || len(n.Sent) > placesKept {
-			return Counted{}, fmt.Errorf("%w: block %d is wrong", ErrCounted, i)
+			return Counted{}, fmt.Errorf("%w: block %d is wrong", errCounted, i)
 		}
 		for _, x := range n.Sent {
 			if x.Place < 0 || x.Place >= len(c.Places) || !isCount(x.Requests) {
-				return Counted{}, fmt.Errorf("%w: block %d was sent to a wrong place", ErrCounted, i)
+				return Counted{}, fmt.Errorf("%w: block %d was sent to a wrong place", errCounted, i)
 			}
 		}
 	}

@@ -82,7 +82,7 @@ func Merge(told []Counted, now int64, most int) (out []Prefix, requests float64)
 	}
 	list := make([]*sum, 0, len(all))
 	for _, s := range all {
-		if s.Requests >= MinRequests && s.next < goesOn*s.Requests {
+		if s.Requests >= minRequests && s.next < goesOn*s.Requests {
 			list = append(list, s)
 		}
 	}

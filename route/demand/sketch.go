@@ -2,7 +2,7 @@
 // texts. The block keys of what is routed go in, and the prefixes that are asked for most come
 // out. Processes count apart, and what they have counted is merged.
 //
-// A Sketch is exact while few prompts come, and a lower bound otherwise. It keeps up to MaxNodes
+// A Sketch is exact while few prompts come, and a lower bound otherwise. It keeps up to maxNodes
 // blocks, and forgets half of each count in HalfLife. It counts up to a few hundred requests a
 // second and lets them stand for the others. Nothing here does I/O.
 package demand
@@ -22,9 +22,9 @@ import (
 const (
 	// HalfLife is the time in which half of a count fades.
 	HalfLife = 10 * time.Minute
-	// MaxNodes is how many blocks a Sketch counts. When there are more, the less demanded half
+	// maxNodes is how many blocks a Sketch counts. When there are more, the less demanded half
 	// goes.
-	MaxNodes = 4096
+	maxNodes = 4096
 	// maxPlaces is of how many places a Sketch knows what was sent there.
 	maxPlaces = 1024
 	// placesKept is to how many places of one block requests are counted: those that get most.
@@ -205,9 +205,9 @@ func (n *node) addSent(place uint16, w float32) {
 
 // addNode adds a block, for which the less demanded half of all makes room if need be.
 func (s *Sketch) addNode(n node) int32 {
-	if len(s.nodes) >= MaxNodes {
+	if len(s.nodes) >= maxNodes {
 		slices.SortFunc(s.nodes, byDemand)
-		s.nodes = s.nodes[:MaxNodes/2]
+		s.nodes = s.nodes[:maxNodes/2]
 		clear(s.at)
 		for i := range s.nodes {
 			s.at[s.nodes[i].key] = int32(i)

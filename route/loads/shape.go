@@ -163,16 +163,18 @@ func Pick(costs []float64, temperature, draw float64) int {
 		}
 		high = max(high, c)
 	}
-	if temperature <= 0 || best < 0 || high == low {
-		if temperature > 0 && best >= 0 {
-			return nth(costs, draw)
-		}
+	if temperature <= 0 || best < 0 {
 		return best
 	}
+	span := high - low
+	if span == 0 {
+		span = 1 // all weigh the same
+	}
+	weigh := func(c float64) float64 { return math.Exp(-(c - low) / span / temperature) }
 	sum := 0.0
 	for _, c := range costs {
 		if !math.IsNaN(c) {
-			sum += math.Exp(-(c - low) / (high - low) / temperature)
+			sum += weigh(c)
 		}
 	}
 	rest := draw * sum
@@ -182,30 +184,9 @@ func Pick(costs []float64, temperature, draw float64) int {
 			continue
 		}
 		last = i
-		if rest -= math.Exp(-(c - low) / (high - low) / temperature); rest < 0 {
+		if rest -= weigh(c); rest < 0 {
 			return i
 		}
 	}
 	return last
-}
-
-// nth draws evenly among the candidates that can be taken.
-func nth(costs []float64, draw float64) int {
-	n := 0
-	for _, c := range costs {
-		if !math.IsNaN(c) {
-			n++
-		}
-	}
-	k := int(draw * float64(n))
-	for i, c := range costs {
-		if math.IsNaN(c) {
-			continue
-		}
-		if k == 0 {
-			return i
-		}
-		k--
-	}
-	return -1
 }

@@ -22,29 +22,31 @@ func newLRU() lru { return lru{first: none, last: none} }
 type links interface{ link(i int32) *link }
 
 // pushLast adds i as the last to be evicted.
-func (l *lru) pushLast(of links, i int32) {
-	k := of.link(i)
-	*k = link{prev: l.last, next: none, in: true}
-	if l.last == none {
-		l.first = i
-	} else {
-		of.link(l.last).next = i
-	}
-	l.last = i
+func (l *lru) pushLast(of links, i int32) { l.insert(of, l.last, i, none) }
+
+// pushFirst adds i as the first to be evicted.
+func (l *lru) pushFirst(of links, i int32) { l.insert(of, none, i, l.first) }
+
+// insert adds i between two neighbours, none at an end.
+func (l *lru) insert(of links, prev, i, next int32) {
+	*of.link(i) = link{prev: prev, next: next, in: true}
+	l.join(of, prev, i)
+	l.join(of, i, next)
 	l.n++
 }
 
-// pushFirst adds i as the first to be evicted.
-func (l *lru) pushFirst(of links, i int32) {
-	k := of.link(i)
-	*k = link{prev: none, next: l.first, in: true}
-	if l.first == none {
-		l.last = i
+// join makes two numbers neighbours, or one the end of the list where the other is none.
+func (l *lru) join(of links, prev, next int32) {
+	if prev == none {
+		l.first = next
 	} else {
-		of.link(l.first).prev = i
+		of.link(prev).next = next
 	}
-	l.first = i
-	l.n++
+	if next == none {
+		l.last = prev
+	} else {
+		of.link(next).prev = prev
+	}
 }
 
 // remove takes i out, if it is in.
@@ -53,16 +55,7 @@ func (l *lru) remove(of links, i int32) {
 	if !k.in {
 		return
 	}
-	if k.prev == none {
-		l.first = k.next
-	} else {
-		of.link(k.prev).next = k.next
-	}
-	if k.next == none {
-		l.last = k.prev
-	} else {
-		of.link(k.next).prev = k.prev
-	}
+	l.join(of, k.prev, k.next)
 	*k = link{prev: none, next: none}
 	l.n--
 }

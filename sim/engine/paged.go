@@ -229,13 +229,6 @@ func (p *paged) admit(q *sequence, reserve int) bool {
 	return true
 }
 
-// touchBelow makes the copies of a block the last to leave the shelves.
-func (p *paged) touchBelow(h event.Hash) {
-	for s := p.host; s != nil; s = s.below {
-		s.touch(h)
-	}
-}
-
 func (p *paged) extend(q *sequence, n int) bool {
 	if p.config.Window > 0 {
 		p.leaveWindow(q)
@@ -422,7 +415,7 @@ func (p *paged) release(q *sequence, ended bool) {
 	if ended && p.host != nil {
 		// The head of what it brought up, or offered, is the last to leave the shelves.
 		for i := q.shelved - 1; i >= q.seen; i-- {
-			p.touchBelow(q.keys[i])
+			p.host.touchAll(q.keys[i])
 		}
 	}
 	for _, kind := range p.groups {

@@ -43,6 +43,13 @@ func (s *shelf) has(h event.Hash) bool {
 	return ok
 }
 
+// touchAll makes the copies of a block here and on the shelves below the last to go.
+func (s *shelf) touchAll(h event.Hash) {
+	for ; s != nil; s = s.below {
+		s.touch(h)
+	}
+}
+
 // touch makes a block the last to go.
 func (s *shelf) touch(h event.Hash) {
 	if i, ok := s.places[h]; ok {

@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/kvatlas/kvatlas/ingest/event"
+import (
+	"slices"
+
+	"github.com/kvatlas/kvatlas/ingest/event"
+)
 
 // tree is a tree of pages, each with the content of one page and a place behind its
 // parent's: SGLang's radix tree and TensorRT-LLM's. A page is there once. A page that no
@@ -123,7 +127,7 @@ func (t *tree) admit(q *sequence, reserve int) bool {
 		t.reserved += q.reserve
 	}
 	for _, i := range path {
-		t.touchBelow(t.pages[i].hash)
+		t.below.touchAll(t.pages[i].hash)
 	}
 	q.shelved, q.prefill = 0, len(q.tokens)
 	q.hit = hit
@@ -131,17 +135,11 @@ func (t *tree) admit(q *sequence, reserve int) bool {
 	if n := q.computed / size; n > len(path) {
 		t.take(q, q.computed)
 		for _, h := range q.keys[len(path):n] {
-			t.touchBelow(h)
+			t.below.touchAll(h)
 		}
 		t.insert(q, n)
 	}
 	return true
-}
-
-func (t *tree) touchBelow(h event.Hash) {
-	for s := t.below; s != nil; s = s.below {
-		s.touch(h)
-	}
 }
 
 // hold pins a page.
@@ -235,9 +233,7 @@ func (t *tree) evictNode(i int32) {
 		}
 		i = p.parent
 	}
-	for a, b := 0, len(hashes)-1; a < b; a, b = a+1, b-1 {
-		hashes[a], hashes[b] = hashes[b], hashes[a]
-	}
+	slices.Reverse(hashes)
 	t.removed(mediumGPU, 0, hashes...)
 }
 

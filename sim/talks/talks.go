@@ -79,16 +79,16 @@ func (t *Turn) Prompt(round uint64) []uint32 {
 		if i < t.common {
 			r = 0
 		}
-		out = appendTokens(out, b, r, blockSize)
+		out = AppendTokens(out, b, r, blockSize)
 	}
-	return appendTokens(out, t.tail, round, t.tokens-len(out))
+	return AppendTokens(out, t.tail, round, t.tokens-len(out))
 }
 
 // vocabulary is how many different tokens there are.
 const vocabulary = 100_000
 
-// appendTokens appends n tokens that follow from a block's number and a round.
-func appendTokens(out []uint32, block, round uint64, n int) []uint32 {
+// AppendTokens appends n tokens that follow from a block's number and a round.
+func AppendTokens(out []uint32, block, round uint64, n int) []uint32 {
 	rng := rand.NewPCG(block, round)
 	for range n {
 		out = append(out, uint32(rng.Uint64()%vocabulary))

@@ -133,18 +133,7 @@ func ReadTrace(r io.Reader, blockSize, room int, scale float64) ([]Talk, error) 
 func tracePrompt(blocks []uint64, tokens, blockSize int, line uint64) []uint32 {
 	out := make([]uint32, 0, tokens)
 	for i := range tokens / blockSize {
-		out = appendTokens(out, blocks[i], 0, blockSize)
+		out = talks.AppendTokens(out, blocks[i], 0, blockSize)
 	}
-	return appendTokens(out, line, 1, tokens-len(out))
-}
-
-// vocabulary is how many different tokens there are.
-const vocabulary = 100_000
-
-func appendTokens(out []uint32, a, b uint64, n int) []uint32 {
-	rng := rand.NewPCG(a, b)
-	for range n {
-		out = append(out, uint32(rng.Uint64()%vocabulary))
-	}
-	return out
+	return talks.AppendTokens(out, line, 1, tokens-len(out))
 }

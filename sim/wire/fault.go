@@ -22,7 +22,7 @@ type Fault struct {
 	Rate int `json:"bytes_per_second,omitempty"`
 	// Part is which part of the cache is occupied, 0 to 1.
 	Part float64 `json:"part,omitempty"`
-	// Factor is how many times as long all takes that is computed, up to MaxThrottle.
+	// Factor is how many times as long all takes that is computed, up to maxThrottle.
 	Factor float64 `json:"factor,omitempty"`
 	// Rank is which rank it is about; nil is all of them.
 	Rank *int `json:"rank,omitempty"`
@@ -58,8 +58,8 @@ const (
 	Throttle FaultKind = "throttle"
 )
 
-// MaxThrottle is the most by which an engine can be throttled.
-const MaxThrottle = 1e6
+// maxThrottle is the most by which an engine can be throttled.
+const maxThrottle = 1e6
 
 // ErrFault says that a fault is not one, or cannot be had now.
 var ErrFault = errors.New("wire: no such fault")
@@ -87,8 +87,8 @@ func (p *Pod) Apply(f Fault) error {
 		}
 		ranks = ranks[*f.Rank : *f.Rank+1]
 	}
-	if f.Count < 0 || f.For < 0 || f.Rate < 0 || f.Part < 0 || f.Part > 1 || f.Factor < 0 || f.Factor > MaxThrottle {
-		return fmt.Errorf("%w: %+v: numbers are not negative, part is at most 1, and factor %d", ErrFault, f, int(MaxThrottle))
+	if f.Count < 0 || f.For < 0 || f.Rate < 0 || f.Part < 0 || f.Part > 1 || f.Factor < 0 || f.Factor > maxThrottle {
+		return fmt.Errorf("%w: %+v: numbers are not negative, part is at most 1, and factor %d", ErrFault, f, int(maxThrottle))
 	}
 	switch f.Kind {
 	case Freeze:

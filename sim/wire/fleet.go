@@ -6,8 +6,6 @@ import (
 	"net/http"
 
 	"github.com/go-chi/chi/v5"
-
-	"github.com/kvatlas/kvatlas/sim/engine"
 )
 
 // Fleet is several pods. Its methods are safe for concurrent use.
@@ -69,27 +67,16 @@ type RankState struct {
 	Published uint64 `json:"published"`
 }
 
-func stateOf(s *engine.Stats) RankState {
-	return RankState{
-		Running: s.Running, Waiting: s.Waiting, UsedBlocks: s.Used, CachedBlocks: s.Cached, TotalBlocks: s.Total,
-		PromptTokens: s.Prompt, ReusedTokens: s.Reused.Tokens(), Preemptions: s.Preempted, EvictedBlocks: s.Evicted,
+// rankStates returns what the ranks of a life are doing.
+func (l *life) rankStates() (out []RankState) {
+	for _, r := range l.ranks {
+		s := r.stats()
+		out = append(out, RankState{
+			Running: s.Running, Waiting: s.Waiting, UsedBlocks: s.Used, CachedBlocks: s.Cached, TotalBlocks: s.Total,
+			PromptTokens: s.Prompt, ReusedTokens: s.Reused.Tokens(), Preemptions: s.Preempted, EvictedBlocks: s.Evicted, Published: r.published(),
+		})
 	}
-}
-
-// rankStates returns what the ranks of a pod are doing. Its error is ErrDead.
-func (p *Pod) rankStates() (out []RankState, err error) {
-	stats, err := p.Stats()
-	if err != nil {
-		return nil, err
-	}
-	for i := range stats {
-		r := stateOf(&stats[i])
-		if r.Published, err = p.Published(i); err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	return out, nil
+	return out
 }
 
 // State returns what the pods are doing.
@@ -97,8 +84,8 @@ func (f *Fleet) State() []PodState {
 	out := []PodState{}
 	for _, p := range f.pods {
 		s := PodState{Name: p.config.Name, Address: p.Address()}
-		if ranks, err := p.rankStates(); err == nil {
-			s.Alive, s.Ranks = true, ranks
+		if l, err := p.current(); err == nil {
+			s.Alive, s.Ranks = true, l.rankStates()
 		}
 		out = append(out, s)
 	}

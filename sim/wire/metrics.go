@@ -81,32 +81,18 @@ func (m *metrics) common() prometheus.Labels {
 	}
 }
 
-// rankLabels are the names of the labels that tell ranks apart.
-func (m *metrics) rankLabels() []string {
-	switch {
-	case m.kind == engine.VLLM:
-		return []string{"engine"}
-	case m.kind == engine.SGLang && m.config.Ranks > 1:
-		return []string{"tp_rank", "pp_rank", "moe_ep_rank", "dp_rank"}
-	case m.kind == engine.SGLang:
-		return []string{"tp_rank", "pp_rank", "moe_ep_rank"}
-	default:
-		return nil
-	}
-}
-
-func (m *metrics) rankValues(rank int) []string {
+// rankLabels returns the names of the labels that tell ranks apart, and their values of one.
+func (m *metrics) rankLabels(rank int) (names, values []string) {
 	n := strconv.Itoa(rank)
 	switch {
 	case m.kind == engine.VLLM:
-		return []string{n}
+		return []string{"engine"}, []string{n}
 	case m.kind == engine.SGLang && m.config.Ranks > 1:
-		return []string{n, "0", "0", n}
+		return []string{"tp_rank", "pp_rank", "moe_ep_rank", "dp_rank"}, []string{n, "0", "0", n}
 	case m.kind == engine.SGLang:
-		return []string{"0", "0", "0"}
-	default:
-		return nil
+		return []string{"tp_rank", "pp_rank", "moe_ep_rank"}, []string{"0", "0", "0"}
 	}
+	return nil, nil
 }
 
 // add adds a series; further labels have the values given.
@@ -115,7 +101,8 @@ func (m *metrics) add(name string, kind prometheus.ValueType, value func(rank in
 	for i := 0; i+1 < len(further); i += 2 {
 		all[further[i]] = further[i+1]
 	}
-	m.series = append(m.series, &series{desc: prometheus.NewDesc(name, "Simulated.", m.rankLabels(), all), kind: kind, mean: mean(name), value: value})
+	names, _ := m.rankLabels(0)
+	m.series = append(m.series, &series{desc: prometheus.NewDesc(name, "Simulated.", names, all), kind: kind, mean: mean(name), value: value})
 }
 
 // mean reports whether a metric is a part of something, or a setting.
@@ -132,13 +119,12 @@ func (m *metrics) counter(name string, value func(s *engine.Stats) float64, furt
 }
 
 func (m *metrics) histogram(name string, buckets []float64) *prometheus.HistogramVec {
-	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: "Simulated.", Buckets: buckets, ConstLabels: m.common()}, m.rankLabels())
+	names, _ := m.rankLabels(0)
+	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: "Simulated.", Buckets: buckets, ConstLabels: m.common()}, names)
 	m.registry.MustRegister(v)
 	for rank := range m.config.Ranks {
-		v.WithLabelValues(m.rankValues(rank)...)
-		if m.rankLabels() == nil {
-			break
-		}
+		_, values := m.rankLabels(rank)
+		v.WithLabelValues(values...)
 	}
 	return v
 }
@@ -341,17 +327,18 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 		stats = append(stats, r.stats())
 	}
 	for _, s := range m.series {
-		if m.rankLabels() != nil {
-			for rank := range stats {
-				out <- prometheus.MustNewConstMetric(s.desc, s.kind, s.value(rank, &stats[rank]), m.rankValues(rank)...)
-			}
-			continue
-		}
-		// TensorRT-LLM has no label for ranks: all of them are one.
 		sum := 0.0
 		for rank := range stats {
-			sum += s.value(rank, &stats[rank])
+			value := s.value(rank, &stats[rank])
+			sum += value
+			if _, labels := m.rankLabels(rank); labels != nil {
+				out <- prometheus.MustNewConstMetric(s.desc, s.kind, value, labels...)
+			}
 		}
+		if m.kind != engine.TRTLLM {
+			continue
+		}
+		// It has no label for ranks: all of them are one.
 		if s.mean {
 			sum /= float64(len(stats))
 		}
@@ -377,7 +364,8 @@ func (m *metrics) collectLoRAs(out chan<- prometheus.Metric) {
 // observe adds to a histogram that the engine has.
 func (m *metrics) observe(v *prometheus.HistogramVec, rank int, x float64) {
 	if v != nil {
-		v.WithLabelValues(m.rankValues(rank)...).Observe(x)
+		_, labels := m.rankLabels(rank)
+		v.WithLabelValues(labels...).Observe(x)
 	}
 }
 

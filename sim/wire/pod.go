@@ -195,8 +195,5 @@ func (p *Pod) Published(rank int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	r := l.ranks[rank]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.seq, nil
+	return l.ranks[rank].published(), nil
 }

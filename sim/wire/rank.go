@@ -88,6 +88,13 @@ func (r *rank) stats() engine.Stats {
 	return r.engine.Stats()
 }
 
+// published returns how many messages the rank has published.
+func (r *rank) published() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seq
+}
+
 // run runs the engine until ctx ends.
 func (r *rank) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)

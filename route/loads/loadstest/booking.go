@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -19,13 +20,11 @@ func bookAndEnd(t *testing.T, open Open) {
 	equal(t, 1, len(b.Costs))
 	l := load(t, s, a)
 	equal(t, loads.Load{Work: 326, Prefill: 163, Blocks: 11, Requests: 1, Since: b.Now}, l)
-	r, err := s.Done(ctx, "m", "r1", loads.Done{Cached: -1})
-	must(t, err)
+	r := must.Get(s.Done(ctx, "m", "r1", loads.Done{Cached: -1}))(t)
 	equal(t, loads.Report{Known: true, RankRef: a, Tokens: 163, First: true}, r)
 	l = load(t, s, a)
 	equal(t, loads.Load{Blocks: 11, Requests: 1, Since: l.Since}, l)
-	r, err = s.End(ctx, "m", "r1")
-	must(t, err)
+	r = must.Get(s.End(ctx, "m", "r1"))(t)
 	equal(t, loads.Report{Known: true, RankRef: a, Tokens: 163, First: true, Prefill: a}, r)
 	zero(t, load(t, s, a))
 }
@@ -69,22 +68,19 @@ func reports(t *testing.T, open Open) {
 		func() (loads.Report, error) { return s.End(ctx, "m", "never") },
 		func() (loads.Report, error) { return s.End(ctx, "another model", "r1") },
 	} {
-		r, err := report()
-		must(t, err)
+		r := must.Get(report())(t)
 		zero(t, r)
 	}
 	book(t, s, call("r1", nil, a))
 	for i := range 3 {
-		r, err := s.Done(ctx, "m", "r1", loads.Done{Cached: 1})
-		must(t, err)
+		r := must.Get(s.Done(ctx, "m", "r1", loads.Done{Cached: 1}))(t)
 		equal(t, true, r.Known)
 		equal(t, i == 0, r.First)
 	}
 	zero(t, load(t, s, a).Prefill)
 	equal(t, true, end(t, s, "r1").Known)
 	equal(t, false, end(t, s, "r1").Known)
-	r, err := s.Done(ctx, "m", "r1", loads.Done{Cached: 1})
-	must(t, err)
+	r := must.Get(s.Done(ctx, "m", "r1", loads.Done{Cached: 1}))(t)
 	equal(t, false, r.Known, "a report behind the end")
 	zero(t, load(t, s, a))
 }
@@ -109,11 +105,9 @@ func restart(t *testing.T, open Open) {
 	equal(t, 1, l.Requests)
 	equal(t, 5, l.Blocks)
 	equal(t, true, end(t, s, "r1").Known, "what ran before is known, and ends without effect")
-	r, err := s.Done(ctx, "m", "r2", loads.Done{})
-	must(t, err)
+	r := must.Get(s.Done(ctx, "m", "r2", loads.Done{}))(t)
 	equal(t, true, r.Known)
-	_, err = s.Output(ctx, "m", "r3", 1000)
-	must(t, err)
+	must.Get(s.Output(ctx, "m", "r3", 1000))(t)
 	equal(t, l, load(t, s, a))
 	end(t, s, "r4")
 	zero(t, load(t, s, a))
@@ -127,10 +121,8 @@ func lease(t *testing.T, open Open) {
 		book(t, s, call(fmt.Sprint(i), chain(1, uint64(i), 2, 4), a))
 	}
 	clock.Advance(50 * time.Second)
-	_, err := s.Done(ctx, "m", "0", loads.Done{Cached: -1})
-	must(t, err)
-	_, err = s.Output(ctx, "m", "1", 1)
-	must(t, err)
+	must.Get(s.Done(ctx, "m", "0", loads.Done{Cached: -1}))(t)
+	must.Get(s.Output(ctx, "m", "1", 1))(t)
 	clock.Advance(10 * time.Second)
 	equal(t, 2, load(t, s, a).Requests, "a report has renewed two")
 	equal(t, false, end(t, s, "7").Known)
@@ -159,13 +151,11 @@ func output(t *testing.T, open Open) {
 	book(t, s, c)
 	before := load(t, s, a).Blocks
 	for _, step := range []struct{ tokens, blocks int }{{15, 0}, {80, 2}, {16, 2}, {80, 2}, {144, 0}, {400, 0}} {
-		_, err := s.Output(ctx, "m", "r", step.tokens)
-		must(t, err)
+		must.Get(s.Output(ctx, "m", "r", step.tokens))(t)
 		equal(t, before+int64(step.blocks), load(t, s, a).Blocks, step)
 	}
 	book(t, s, call("q", nil, a))
-	_, err := s.Output(ctx, "m", "q", 170)
-	must(t, err)
+	must.Get(s.Output(ctx, "m", "q", 170))(t)
 	equal(t, 2*before+10, load(t, s, a).Blocks, "of an output without an expected length all counts")
 	end(t, s, "q")
 	equal(t, before, load(t, s, a).Blocks)
@@ -197,13 +187,11 @@ func burst(t *testing.T, open Open) {
 	}
 	wg.Wait()
 	close(errs)
-	must(t, <-errs)
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	must.OK(t, <-errs)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	for _, at := range places {
 		equal(t, 50, p.Loads[at].Requests)
 	}
-	d, err := s.Audit(ctx, "m")
-	must(t, err)
+	d := must.Get(s.Audit(ctx, "m"))(t)
 	equal(t, 0, len(d))
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -46,8 +47,7 @@ func limits(t *testing.T, open Open) {
 		return s.Book(ctx, c)
 	}
 	for i, want := range []store.RankRef{a, a, b, b} {
-		got, err := try(fmt.Sprint(i), loads.Limits{Requests: 2})
-		must(t, err)
+		got := must.Get(try(fmt.Sprint(i), loads.Limits{Requests: 2}))(t)
 		equal(t, want, got.RankRef)
 		equal(t, want == b, math.IsNaN(got.Costs[0]))
 	}
@@ -56,8 +56,7 @@ func limits(t *testing.T, open Open) {
 		equal(t, true, errors.Is(err, loads.ErrBusy))
 	}
 	for i, limit := range []loads.Limits{{Requests: 3}, {Prefill: 49}, {Blocks: 5}} {
-		_, err := try(fmt.Sprint("y", i), limit)
-		must(t, err)
+		must.Get(try(fmt.Sprint("y", i), limit))(t)
 	}
 }
 
@@ -98,16 +97,14 @@ func twins(t *testing.T, open Open) {
 	equal(t, b, book(t, s, ask("r4", chain(9, 9, 0, 64))).RankRef, "nothing is shared")
 	equal(t, 0, book(t, s, func() *loads.Call { c := ask("r5", chain(1, 2, 32, 4)); c.Candidates = c.Candidates[1:]; return c }()).Rank, "too short to look")
 	// What was put into the cache is what is computed.
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	l := p.Loads[a]
 	near(t, 1027+(1027-58*blockSize)+(1027-31*blockSize), l.Filled, 1)
 	equal(t, int64(3*1027), l.Prefill, "what is not cached there is not cached there")
 	// Reports take off what was booked, and learn from it where the engine does not tell.
 	clock.Advance(time.Second)
 	for _, id := range []string{"r1", "r2", "r3"} {
-		rep, err := s.Done(ctx, "m", id, loads.Done{Cached: -1, Shape: loads.Shape{Quadratic: 0.01}})
-		must(t, err)
+		rep := must.Get(s.Done(ctx, "m", id, loads.Done{Cached: -1, Shape: loads.Shape{Quadratic: 0.01}}))(t)
 		equal(t, 0, rep.Predicted)
 	}
 	zero(t, load(t, s, a).Work)

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -28,14 +29,13 @@ func runEngines(t *testing.T, open Open) {
 // tell has the engine of a pod say what runs at rank 0.
 func tell(t tester, s loads.Store, pod string, e loads.Engine) {
 	t.Helper()
-	must(t, s.PutEngine(ctx, "m", pod, []loads.Engine{e}))
+	must.OK(t, s.PutEngine(ctx, "m", pod, []loads.Engine{e}))
 }
 
 // said is what an engine counts as saying, without the times.
 func said(t tester, s loads.Store, at store.RankRef) (e loads.Engine, fresh bool) {
 	t.Helper()
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	e, fresh = p.Engines[at]
 	return plain(e), fresh
 }
@@ -54,7 +54,7 @@ func engineLoad(t *testing.T, open Open) {
 	a, a3 := pod("a b:1", 0), pod("a b:1", 3)
 	book(t, s, call("r1", chain(1, 1, 0, 10), a3))
 	e := loads.Engine{Rank: 3, Generation: 5, Running: 2, Waiting: 4, WaitingTokens: 700, KVUsage: 0.123456, KVTokens: 1 << 20}
-	must(t, s.PutEngine(ctx, "m", a.Pod, []loads.Engine{{WaitingTokens: -1, KVUsage: -1}, e}))
+	must.OK(t, s.PutEngine(ctx, "m", a.Pod, []loads.Engine{{WaitingTokens: -1, KVUsage: -1}, e}))
 	got, _ := said(t, s, a3)
 	e.Booked = loads.Load{} // what was booked belongs to an earlier generation, 0, and goes on
 	want := e
@@ -63,12 +63,11 @@ func engineLoad(t *testing.T, open Open) {
 	got, fresh := said(t, s, a)
 	equal(t, true, fresh)
 	equal(t, loads.Engine{WaitingTokens: -1, KVUsage: -1}, got)
-	p, err := s.Loads(ctx, "another model")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "another model"))(t)
 	zero(t, len(p.Engines))
 
 	clock.Advance(loads.EngineStale - time.Second)
-	must(t, s.PutEngine(ctx, "m", a.Pod, []loads.Engine{{Running: 1}}))
+	must.OK(t, s.PutEngine(ctx, "m", a.Pod, []loads.Engine{{Running: 1}}))
 	clock.Advance(2 * time.Second)
 	_, fresh = said(t, s, a3)
 	equal(t, false, fresh, "the rank that nobody told of any more")
@@ -151,8 +150,7 @@ func turns(t *testing.T, open Open) {
 	s := open(t, clock)
 	pods := []string{"a", "b b", "c"}
 	take := func(most int) []string {
-		got, err := s.Turns(ctx, "m", pods, most)
-		must(t, err)
+		got := must.Get(s.Turns(ctx, "m", pods, most))(t)
 		return got
 	}
 	same := func(want, got []string) {
@@ -165,23 +163,23 @@ func turns(t *testing.T, open Open) {
 	same([]string{"c"}, take(9))
 	same(nil, take(9))
 	clock.Advance(loads.EngineEvery + time.Millisecond)
-	must(t, s.PutEngine(ctx, "m", "a", []loads.Engine{{}})) // by itself
-	must(t, s.Missed(ctx, "m", "b b"))
+	must.OK(t, s.PutEngine(ctx, "m", "a", []loads.Engine{{}})) // by itself
+	must.OK(t, s.Missed(ctx, "m", "b b"))
 	same([]string{"c"}, take(9))
 	clock.Advance(loads.EngineEvery + time.Millisecond)
 	same([]string{"a", "c"}, take(9))
 	clock.Advance(loads.EngineEvery + time.Millisecond)
 	same([]string{"a", "b b", "c"}, take(9))
-	must(t, s.Missed(ctx, "m", "b b")) // twice in a row: four times as long
+	must.OK(t, s.Missed(ctx, "m", "b b")) // twice in a row: four times as long
 	clock.Advance(2*loads.EngineEvery + time.Millisecond)
 	same([]string{"a", "c"}, take(9))
 	for range 100 {
-		must(t, s.Missed(ctx, "m", "b b"))
+		must.OK(t, s.Missed(ctx, "m", "b b"))
 	}
 	clock.Advance(loads.MaxMissed + time.Millisecond)
 	same([]string{"a", "b b", "c"}, take(9))
-	must(t, s.PutEngine(ctx, "m", "b b", []loads.Engine{{}}))
-	must(t, s.Missed(ctx, "m", "b b"))
+	must.OK(t, s.PutEngine(ctx, "m", "b b", []loads.Engine{{}}))
+	must.OK(t, s.Missed(ctx, "m", "b b"))
 	clock.Advance(2*loads.EngineEvery + time.Millisecond)
 	same([]string{"a", "b b", "c"}, take(9)) // once it has answered, patience is as at first
 }
@@ -199,14 +197,13 @@ func enginesRefused(t *testing.T, open Open) {
 	_, err := s.Turns(ctx, "m", make([]string, loads.MaxTurns+1), 1)
 	equal(t, true, errors.Is(err, loads.ErrInvalid))
 	equal(t, true, errors.Is(s.Missed(ctx, "m", ""), loads.ErrInvalid))
-	must(t, s.PutEngine(ctx, "m", "a", nil))
+	must.OK(t, s.PutEngine(ctx, "m", "a", nil))
 	many := make([]loads.Engine, loads.MaxEngineRanks)
 	for i := range many {
 		many[i].Rank = i
 	}
-	must(t, s.PutEngine(ctx, "m", "a", many))
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	must.OK(t, s.PutEngine(ctx, "m", "a", many))
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	equal(t, len(many), len(p.Engines))
 }
 
@@ -217,8 +214,7 @@ func engineHistories(t *testing.T, open Open) {
 	s := open(t, clock)
 	rapid.Check(t, func(t *rapid.T) {
 		clock.Advance(25 * time.Hour) // all of the history before is forgotten
-		_, err := s.Loads(ctx, "m")
-		must(t, err)
+		must.Get(s.Loads(ctx, "m"))(t)
 		m := loads.NewMemory(clock.Now)
 		places := []store.RankRef{pod("a", 0), pod("a", 1), pod("b", 0)}
 		var ids []string
@@ -249,21 +245,17 @@ func engineHistories(t *testing.T, open Open) {
 						WaitingTokens: rapid.Int64Range(-1, 500).Draw(t, "tokens"),
 					})
 				}
-				must(t, s.PutEngine(ctx, "m", name, list))
-				must(t, m.PutEngine(ctx, "m", name, list))
+				must.OK(t, s.PutEngine(ctx, "m", name, list))
+				must.OK(t, m.PutEngine(ctx, "m", name, list))
 			}
-			got, err := s.Loads(ctx, "m")
-			must(t, err)
-			want, err := m.Loads(ctx, "m")
-			must(t, err)
+			got := must.Get(s.Loads(ctx, "m"))(t)
+			want := must.Get(m.Loads(ctx, "m"))(t)
 			equal(t, len(want.Engines), len(got.Engines))
 			for at, e := range want.Engines {
 				equal(t, plain(e), plain(got.Engines[at]), at)
 			}
-			gotTurns, err := s.Turns(ctx, "m", []string{"a", "b"}, 2)
-			must(t, err)
-			wantTurns, err := m.Turns(ctx, "m", []string{"a", "b"}, 2)
-			must(t, err)
+			gotTurns := must.Get(s.Turns(ctx, "m", []string{"a", "b"}, 2))(t)
+			wantTurns := must.Get(m.Turns(ctx, "m", []string{"a", "b"}, 2))(t)
 			equal(t, fmt.Sprint(wantTurns), fmt.Sprint(gotTurns))
 		}
 	})

@@ -2,6 +2,7 @@ package loadstest
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -38,7 +40,7 @@ func histories(t *testing.T, open Open) {
 		all := map[string]*running{} // a pair's prefill under an id of its own
 		// enter tells the model that a request comes to a place.
 		enter := func(at int, gen store.Generation) {
-			if !slices.ContainsFunc(slices.Collect(values(all)), func(q *running) bool {
+			if !slices.ContainsFunc(slices.Collect(maps.Values(all)), func(q *running) bool {
 				return q.at == places[at] && q.life == lives[at] && clock.Now().Before(q.until)
 			}) {
 				seen[at] = 0 // nothing runs there: what was known of it is forgotten
@@ -81,8 +83,7 @@ func histories(t *testing.T, open Open) {
 					work: work, expected: c.Expected, until: clock.Now().Add(c.Lease),
 				}
 			case 4:
-				got, err := s.Done(ctx, "m", id, loads.Done{Cached: -1})
-				must(r, err)
+				got := must.Get(s.Done(ctx, "m", id, loads.Done{Cached: -1}))(r)
 				equal(r, all[id] != nil, got.Known)
 				if q := all[id]; q != nil {
 					q.prefilled, q.until = true, clock.Now().Add(time.Minute)
@@ -90,8 +91,7 @@ func histories(t *testing.T, open Open) {
 				delete(all, half(id))
 			case 5:
 				n := rapid.IntRange(0, 600).Draw(r, "output")
-				got, err := s.Output(ctx, "m", id, n)
-				must(r, err)
+				got := must.Get(s.Output(ctx, "m", id, n))(r)
 				equal(r, all[id] != nil, got.Known)
 				if q := all[id]; q != nil {
 					q.output, q.until = max(q.output, n), clock.Now().Add(time.Minute)
@@ -113,8 +113,7 @@ func histories(t *testing.T, open Open) {
 				c := pair(id, keys, places[p:p+1], places[d:d+1])
 				c.Prefill[0].Generation, c.Candidates[0].Generation = gens[p], gens[d]
 				looksForTwins(r, &c.Call, &c.Prefill[0])
-				b, err := s.BookPair(ctx, c)
-				must(r, err)
+				b := must.Get(s.BookPair(ctx, c))(r)
 				if old := all[id]; old != nil {
 					equal(r, true, b.Again)
 					equal(r, old.at, b.RankRef)
@@ -134,20 +133,17 @@ func histories(t *testing.T, open Open) {
 					all[half(id)] = &other
 				}
 			}
-			p, err := s.Loads(ctx, "m")
-			must(r, err)
+			p := must.Get(s.Loads(ctx, "m"))(r)
 			for i, at := range places {
 				compare(r, p.Loads[at], clock, all, at, lives[i])
 			}
 		}
-		d, err := s.Audit(ctx, "m")
-		must(r, err)
+		d := must.Get(s.Audit(ctx, "m"))(r)
 		for _, x := range d {
 			r.Fatalf("%v has %+v, its requests %+v", x.RankRef, x.Load, x.Reserved)
 		}
 		clock.Advance(2 * time.Minute)
-		p, err := s.Loads(ctx, "m")
-		must(r, err)
+		p := must.Get(s.Loads(ctx, "m"))(r)
 		for at, l := range p.Loads {
 			zero(r, unfilled(l), "one lease after the last sign", at)
 		}
@@ -187,16 +183,6 @@ func workBeside(all map[string]*running, clock *Clock, at store.RankRef, life in
 		return of.Work
 	}
 	return min(of.Work, loads.Shape{Quadratic: c.Quadratic}.Units(c.Tokens-shared, shared))
-}
-
-func values[K comparable, V any](m map[K]V) func(func(V) bool) {
-	return func(yield func(V) bool) {
-		for _, v := range m {
-			if !yield(v) {
-				return
-			}
-		}
-	}
 }
 
 // compare adds up what runs at a place and compares it with its load.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -19,8 +20,7 @@ func learns(t *testing.T, open Open) {
 		c.Tokens, c.Candidates[0].Uncached = tokens, tokens
 		book(t, s, c)
 		clock.Advance(took)
-		_, err := s.Done(ctx, "m", id, loads.Done{Cached: cached, Shape: shape})
-		must(t, err)
+		must.Get(s.Done(ctx, "m", id, loads.Done{Cached: cached, Shape: shape}))(t)
 	}
 	run("short", 255, 0, time.Second)
 	zero(t, load(t, s, a).Samples, "a short prefill says nothing")
@@ -39,8 +39,7 @@ func learns(t *testing.T, open Open) {
 	speed := load(t, s, a).Speed
 	for _, id := range []string{"three", "four"} {
 		clock.Advance(time.Duration((5 + 2000/speed) * float64(time.Millisecond)))
-		_, err := s.Done(ctx, "m", id, loads.Done{Cached: 0, Shape: shape})
-		must(t, err)
+		must.Get(s.Done(ctx, "m", id, loads.Done{Cached: 0, Shape: shape}))(t)
 	}
 	near(t, speed, load(t, s, a).Speed, speed*1e-3)
 	for _, id := range []string{"short", "one", "two", "three", "four"} {
@@ -59,8 +58,7 @@ func fills(t *testing.T, open Open) {
 	s := open(t, clock)
 	a, b := pod("a", 0), pod("b", 0)
 	filled := func(at store.RankRef) float64 {
-		p, err := s.Loads(ctx, "m")
-		must(t, err)
+		p := must.Get(s.Loads(ctx, "m"))(t)
 		l := p.Loads[at]
 		return l.FilledBy(p.Now)
 	}
@@ -76,15 +74,12 @@ func fills(t *testing.T, open Open) {
 	near(t, 500, filled(a), 0.1, "half of it has faded")
 	run("two", 300)
 	near(t, 800, filled(a), 0.1)
-	_, err := s.Output(ctx, "m", "two", 50)
-	must(t, err)
+	must.Get(s.Output(ctx, "m", "two", 50))(t)
 	for _, id := range []string{"one", "two"} {
-		_, err := s.Done(ctx, "m", id, loads.Done{Cached: 0})
-		must(t, err)
+		must.Get(s.Done(ctx, "m", id, loads.Done{Cached: 0}))(t)
 		end(t, s, id)
 	}
-	_, err = s.Audit(ctx, "m")
-	must(t, err)
+	must.Get(s.Audit(ctx, "m"))(t)
 	near(t, 800, filled(a), 0.1, "they are over")
 	zero(t, load(t, s, a))
 	run("three", 200)
@@ -96,9 +91,7 @@ func fills(t *testing.T, open Open) {
 	zero(t, filled(b))
 	end(t, s, "four")
 	clock.Advance(25 * time.Hour)
-	_, err = s.Loads(ctx, "m") // it forgets
-	must(t, err)
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	must.Get(s.Loads(ctx, "m"))(t) // it forgets
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	equal(t, 0, len(p.Loads), "and is forgotten")
 }

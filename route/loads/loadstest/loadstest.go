@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -43,15 +44,8 @@ var ctx = context.Background()
 
 // tester is a *testing.T or a *rapid.T.
 type tester interface {
-	Helper()
+	must.TB
 	Fatalf(format string, args ...any)
-}
-
-func must(t tester, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%v", err)
-	}
 }
 
 func equal[T comparable](t tester, want, got T, about ...any) {
@@ -103,21 +97,18 @@ func call(id string, keys []blockkey.Key, places ...store.RankRef) *loads.Call {
 }
 
 func book(t tester, s loads.Store, c *loads.Call) loads.Booked {
-	b, err := s.Book(ctx, c)
-	must(t, err)
+	b := must.Get(s.Book(ctx, c))(t)
 	return b
 }
 
 func end(t tester, s loads.Store, id string) loads.Report {
-	r, err := s.End(ctx, "m", id)
-	must(t, err)
+	r := must.Get(s.End(ctx, "m", id))(t)
 	return r
 }
 
 // load returns the load of a place, without what its cache was filled with.
 func load(t tester, s loads.Store, at store.RankRef) loads.Load {
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	return unfilled(p.Loads[at])
 }
 

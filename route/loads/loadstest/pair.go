@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -42,8 +43,7 @@ func runPairs(t *testing.T, open Open) {
 }
 
 func bookPair(t tester, s loads.Store, c *loads.PairCall) loads.BookedPair {
-	b, err := s.BookPair(ctx, c)
-	must(t, err)
+	b := must.Get(s.BookPair(ctx, c))(t)
 	return b
 }
 
@@ -64,19 +64,16 @@ func pairs(t *testing.T, open Open) {
 
 	book(t, s, call("q", keys, p))
 	clock.Advance(time.Second)
-	r, err := s.Done(ctx, "m", "r", loads.Done{Cached: 3, Shape: loads.Shape{Quadratic: 0.001}})
-	must(t, err)
+	r := must.Get(s.Done(ctx, "m", "r", loads.Done{Cached: 3, Shape: loads.Shape{Quadratic: 0.001}}))(t)
 	equal(t, loads.Report{Known: true, RankRef: p, Tokens: 323, First: true}, r)
 	l := load(t, s, p)
 	equal(t, "646 323 21 1 1", fmt.Sprint(l.Work, l.Prefill, l.Blocks, l.Requests, l.Samples), "the other request goes on, and the speed is the prefill pod's")
 	equal(t, "0 21 1 0", fmt.Sprint(load(t, s, d).Work, load(t, s, d).Blocks, load(t, s, d).Requests, load(t, s, d).Samples))
-	r, err = s.Done(ctx, "m", "r", loads.Done{Cached: -1})
-	must(t, err)
+	r = must.Get(s.Done(ctx, "m", "r", loads.Done{Cached: -1}))(t)
 	equal(t, "true false", fmt.Sprint(r.Known, r.First))
 	equal(t, 646, load(t, s, p).Work, "a second report takes nothing off")
 
-	r, err = s.Output(ctx, "m", "r", 40)
-	must(t, err)
+	r = must.Get(s.Output(ctx, "m", "r", 40))(t)
 	equal(t, d, r.RankRef)
 	equal(t, "23 21", fmt.Sprint(load(t, s, d).Blocks, load(t, s, p).Blocks))
 	equal(t, loads.Report{Known: true, RankRef: d, Tokens: 323, First: true, Prefill: p}, end(t, s, "r"))
@@ -93,8 +90,7 @@ func pairs(t *testing.T, open Open) {
 }
 
 func audited(t tester, s loads.Store) {
-	differ, err := s.Audit(ctx, "m")
-	must(t, err)
+	differ := must.Get(s.Audit(ctx, "m"))(t)
 	equal(t, 0, len(differ), differ)
 }
 
@@ -104,8 +100,7 @@ func pairOfOne(t *testing.T, open Open) {
 	b := bookPair(t, s, pair("r", chain(1, 1, 0, 4), one(a), one(a)))
 	equal(t, "a/0 a/0", fmt.Sprint(b.Prefill, b.RankRef))
 	equal(t, loads.Load{Work: 134, Prefill: 67, Blocks: 5, Requests: 1, Since: b.Now}, load(t, s, a))
-	_, err := s.Done(ctx, "m", "r", loads.Done{Cached: -1})
-	must(t, err)
+	must.Get(s.Done(ctx, "m", "r", loads.Done{Cached: -1}))(t)
 	equal(t, "0 5 1", fmt.Sprint(load(t, s, a).Work, load(t, s, a).Blocks, load(t, s, a).Requests))
 	end(t, s, "r")
 	zero(t, load(t, s, a))
@@ -173,8 +168,7 @@ func pairLimits(t *testing.T, open Open) {
 	_, err = s.BookPair(ctx, c)
 	equal(t, true, errors.Is(err, loads.ErrBusy), "no pair may work together")
 	equal(t, "2 4", fmt.Sprint(load(t, s, p).Requests, load(t, s, d).Requests))
-	_, err = s.Done(ctx, "m", "0", loads.Done{Cached: -1})
-	must(t, err)
+	must.Get(s.Done(ctx, "m", "0", loads.Done{Cached: -1}))(t)
 	end(t, s, "0")
 	equal(t, p, bookPair(t, s, ask("4")).Prefill, "a prefill that has ended leaves room")
 	audited(t, s)
@@ -188,14 +182,13 @@ func pairRepeated(t *testing.T, open Open) {
 		b := bookPair(t, s, pair("r", nil, one(x), one(x)))
 		equal(t, "true p/0 d/0", fmt.Sprint(b.Again, b.Prefill, b.RankRef))
 		equal(t, d, book(t, s, call("r", nil, x)).RankRef, "of a call for one pod it is the one that decodes")
-		_, err := s.Done(ctx, "m", "r", loads.Done{Cached: -1})
-		must(t, err)
+		must.Get(s.Done(ctx, "m", "r", loads.Done{Cached: -1}))(t)
 	}
 	end(t, s, "r")
 	book(t, s, call("r", nil, x))
 	b := bookPair(t, s, pair("r", nil, one(p), one(d)))
 	equal(t, "true x/0 x/0", fmt.Sprint(b.Again, b.Prefill, b.RankRef))
-	must(t, s.PutSettings(ctx, "m", []byte("{}")))
+	must.OK(t, s.PutSettings(ctx, "m", []byte("{}")))
 	_, err := s.BookPair(ctx, pair("q", nil, one(p), one(d)))
 	equal(t, true, errors.Is(err, loads.ErrSettings))
 	zero(t, load(t, s, p))
@@ -209,8 +202,7 @@ func pairLeases(t *testing.T, open Open) {
 		bookPair(t, s, pair(fmt.Sprint(i), chain(1, uint64(i), 2, 4), one(p), one(d)))
 	}
 	clock.Advance(40 * time.Second)
-	_, err := s.Output(ctx, "m", "3", 1)
-	must(t, err)
+	must.Get(s.Output(ctx, "m", "3", 1))(t)
 	clock.Advance(40 * time.Second)
 	equal(t, "1 1", fmt.Sprint(load(t, s, p).Requests, load(t, s, d).Requests), "one lease has both")
 	clock.Advance(40 * time.Second)
@@ -229,8 +221,7 @@ func pairRestart(t *testing.T, open Open) {
 	at("1", 1, 1)
 	at("2", 2, 1)
 	equal(t, "1 2", fmt.Sprint(load(t, s, p).Requests, load(t, s, d).Requests), "the prefill pod has restarted")
-	_, err := s.Done(ctx, "m", "1", loads.Done{Cached: -1})
-	must(t, err)
+	must.Get(s.Done(ctx, "m", "1", loads.Done{Cached: -1}))(t)
 	end(t, s, "1")
 	equal(t, "1 1", fmt.Sprint(load(t, s, p).Requests, load(t, s, d).Requests))
 	at("3", 2, 2)
@@ -261,7 +252,6 @@ func pairRefuses(t *testing.T, open Open) {
 		_, err := s.BookPair(ctx, c)
 		equal(t, true, errors.Is(err, loads.ErrInvalid), name)
 	}
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	equal(t, 0, len(p.Loads))
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 )
 
@@ -17,15 +18,12 @@ func models(t *testing.T, open Open) {
 	c := call("r", nil, a)
 	c.Model = "n"
 	equal(t, false, book(t, s, c).Again)
-	p, err := s.Loads(ctx, "n")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "n"))(t)
 	equal(t, 1, p.Loads[a].Requests)
 	end(t, s, "r")
-	p, err = s.Loads(ctx, "n")
-	must(t, err)
+	p = must.Get(s.Loads(ctx, "n"))(t)
 	equal(t, 1, p.Loads[a].Requests)
-	p, err = s.Loads(ctx, "nobody's")
-	must(t, err)
+	p = must.Get(s.Loads(ctx, "nobody's"))(t)
 	equal(t, 0, len(p.Loads))
 	equal(t, true, p.Now != 0)
 }
@@ -33,19 +31,17 @@ func models(t *testing.T, open Open) {
 func settings(t *testing.T, open Open) {
 	s := open(t, NewClock())
 	a := pod("a", 0)
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	equal(t, "0 ", fmt.Sprintf("%d %s", p.Version, p.Settings))
 	book(t, s, call("r", nil, a))
 	for i := range 2 {
-		must(t, s.PutSettings(ctx, "m", fmt.Appendf(nil, "zero \x00 %d", i)))
-		p, err = s.Loads(ctx, "m")
-		must(t, err)
+		must.OK(t, s.PutSettings(ctx, "m", fmt.Appendf(nil, "zero \x00 %d", i)))
+		p = must.Get(s.Loads(ctx, "m"))(t)
 		equal(t, fmt.Sprintf("%d zero \x00 %d", i+1, i), fmt.Sprintf("%d %s", p.Version, p.Settings))
 	}
 	c := call("q", nil, a)
 	c.Settings = 1
-	_, err = s.Book(ctx, c)
+	_, err := s.Book(ctx, c)
 	equal(t, true, errors.Is(err, loads.ErrSettings))
 	c.Settings = 2
 	book(t, s, c)
@@ -53,8 +49,7 @@ func settings(t *testing.T, open Open) {
 	equal(t, true, book(t, s, c).Again, "what is booked is booked, whatever the settings")
 	equal(t, 2, load(t, s, a).Requests)
 	equal(t, true, errors.Is(s.PutSettings(ctx, "m", make([]byte, loads.MaxSettings+1)), loads.ErrInvalid))
-	p, err = s.Loads(ctx, "n")
-	must(t, err)
+	p = must.Get(s.Loads(ctx, "n"))(t)
 	equal(t, 0, p.Version)
 }
 
@@ -90,7 +85,6 @@ func refuses(t *testing.T, open Open) {
 	equal(t, true, errors.Is(err, loads.ErrInvalid))
 	_, err = s.End(ctx, "m", "")
 	equal(t, true, errors.Is(err, loads.ErrInvalid))
-	p, err := s.Loads(ctx, "m")
-	must(t, err)
+	p := must.Get(s.Loads(ctx, "m"))(t)
 	equal(t, 0, len(p.Loads))
 }

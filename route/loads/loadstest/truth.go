@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/must"
 	"github.com/kvatlas/kvatlas/route/loads"
 	"github.com/kvatlas/kvatlas/store"
 )
@@ -17,12 +18,11 @@ func truths(t *testing.T, open Open) {
 	s := open(t, clock)
 	a, b := pod("a b:1", 3), pod("b", 0)
 	get := func(at store.RankRef) loads.Truth {
-		all, err := s.Truths(ctx, "m")
-		must(t, err)
+		all := must.Get(s.Truths(ctx, "m"))(t)
 		return all[at]
 	}
 	add := func(at store.RankRef, gen store.Generation, requests, predicted, delivered int64) {
-		must(t, s.AddTruth(ctx, "m", []loads.Truth{{RankRef: at, Generation: gen, Requests: requests, Predicted: predicted, Delivered: delivered}}))
+		must.OK(t, s.AddTruth(ctx, "m", []loads.Truth{{RankRef: at, Generation: gen, Requests: requests, Predicted: predicted, Delivered: delivered}}))
 	}
 	add(a, 5, 31, 3100, 0)
 	got := get(a)
@@ -45,7 +45,7 @@ func truths(t *testing.T, open Open) {
 	}
 	got = get(b)
 	equal(t, true, got.Lies(), "what was long ago counts less")
-	must(t, s.AddTruth(ctx, "m", nil))
+	must.OK(t, s.AddTruth(ctx, "m", nil))
 	for _, bad := range []loads.Truth{{}, {RankRef: b, Requests: -1}, {RankRef: b, Delivered: 1}, {RankRef: pod("b", -1)}} {
 		equal(t, true, errors.Is(s.AddTruth(ctx, "m", []loads.Truth{bad}), loads.ErrInvalid), bad)
 	}
@@ -57,8 +57,7 @@ func claims(t *testing.T, open Open) {
 	clock := NewClock()
 	s := open(t, clock)
 	claim := func(model, what string) bool {
-		got, err := s.Claim(ctx, model, what, time.Minute)
-		must(t, err)
+		got := must.Get(s.Claim(ctx, model, what, time.Minute))(t)
 		return got
 	}
 	equal(t, true, claim("m", "x:a b"))

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/route/loads"
 )
 
-// ErrPage says that a page does not have an engine's load; the message says why.
-var ErrPage = errors.New("scrape: no load in the page")
+// errPage says that a page does not have an engine's load; the message says why.
+var errPage = errors.New("scrape: no load in the page")
 
 // maxLines is how many series of a page are looked at.
 const maxLines = 16 << 10
@@ -84,13 +84,13 @@ type page map[string]*dto.MetricFamily
 // none is the rank of series that name none.
 const none = -1
 
-// Parse reads the load of each rank from the metrics of an engine: vllm, sglang or trtllm.
+// parse reads the load of each rank from the metrics of an engine: vllm, sglang or trtllm.
 // ranks is how many the pod has. Of an engine that does not tell them apart each gets an even
-// share. The error is ErrPage.
-func Parse(engine string, ranks int, text []byte) ([]loads.Engine, error) {
+// share. The error is errPage.
+func parse(engine string, ranks int, text []byte) ([]loads.Engine, error) {
 	k := kinds[engine]
 	if k == nil {
-		return nil, fmt.Errorf("%w: the engine is %.40q", ErrPage, engine)
+		return nil, fmt.Errorf("%w: the engine is %.40q", errPage, engine)
 	}
 	p, err := k.read(text)
 	if err != nil {
@@ -105,14 +105,9 @@ func Parse(engine string, ranks int, text []byte) ([]loads.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	usage := map[int]float64{}
-	for _, name := range k.usage {
-		if p[name] != nil {
-			if usage, err = p.byRank(k.rank, name); err != nil {
-				return nil, err
-			}
-			break
-		}
+	usage, err := p.byRank(k.rank, p.first(k.usage)...)
+	if err != nil {
+		return nil, err
 	}
 	room := k.rooms(p)
 	each := k.uncachedEach(p)
@@ -132,12 +127,12 @@ func Parse(engine string, ranks int, text []byte) ([]loads.Engine, error) {
 		}
 		e.KVTokens = s.room(room)
 		if err := e.Validate(); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrPage, err)
+			return nil, fmt.Errorf("%w: %w", errPage, err)
 		}
 		out = append(out, e)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%w: none of its ranks is one of the pod's %d", ErrPage, ranks)
+		return nil, fmt.Errorf("%w: none of its ranks is one of the pod's %d", errPage, ranks)
 	}
 	return out, nil
 }
@@ -159,7 +154,7 @@ func (k *kind) read(text []byte) (page, error) {
 			continue
 		}
 		if lines++; lines > maxLines {
-			return nil, fmt.Errorf("%w: it has more than %d series of load", ErrPage, maxLines)
+			return nil, fmt.Errorf("%w: it has more than %d series of load", errPage, maxLines)
 		}
 		kept.Write(line)
 		kept.WriteByte('\n')
@@ -167,11 +162,11 @@ func (k *kind) read(text []byte) (page, error) {
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	p, err := parser.TextToMetricFamilies(&kept)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrPage, err)
+		return nil, fmt.Errorf("%w: %w", errPage, err)
 	}
 	for _, must := range []string{k.running[0], k.waiting[0]} {
 		if p[must] == nil {
-			return nil, fmt.Errorf("%w: it does not have %s", ErrPage, must)
+			return nil, fmt.Errorf("%w: it does not have %s", errPage, must)
 		}
 	}
 	return p, nil
@@ -196,12 +191,12 @@ func (p page) byRank(rankLabel string, names ...string) (map[int]float64, error)
 		for _, m := range p[name].GetMetric() {
 			v, rank := m.GetUntyped().GetValue(), none
 			if !(v >= 0) || v > loads.MaxEngineCount {
-				return nil, fmt.Errorf("%w: %s is %v", ErrPage, name, v)
+				return nil, fmt.Errorf("%w: %s is %v", errPage, name, v)
 			}
 			if text, ok := label(m, rankLabel); ok && text != "" {
 				n, err := strconv.Atoi(text)
 				if err != nil || n < 0 {
-					return nil, fmt.Errorf("%w: %s has the rank %.20q", ErrPage, name, text)
+					return nil, fmt.Errorf("%w: %s has the rank %.20q", errPage, name, text)
 				}
 				rank = n
 			}
@@ -226,14 +221,13 @@ func (p page) sum(names ...string) (total float64) {
 	return min(total, loads.MaxEngineCount-1)
 }
 
-// first is the sum of the first family that there is.
-func (p page) first(names []string) float64 {
-	for _, name := range names {
-		if p[name] != nil {
-			return p.sum(name)
-		}
+// first returns the first of names that the page has, nil for none.
+func (p page) first(names []string) []string {
+	i := slices.IndexFunc(names, func(name string) bool { return p[name] != nil })
+	if i < 0 {
+		return nil
 	}
-	return 0
+	return names[i : i+1]
 }
 
 // uncachedEach is how many tokens a request has to prefill on the mean of all that the engine
@@ -245,9 +239,9 @@ func (k *kind) uncachedEach(p page) float64 {
 	}
 	of := prompt
 	if k.asked != nil {
-		of = p.first(k.asked)
+		of = p.sum(p.first(k.asked)...)
 	}
-	cached := p.first(k.cached) + p.sum(k.further)
+	cached := p.sum(p.first(k.cached)...) + p.sum(k.further)
 	if of > 0 {
 		prompt *= 1 - min(1, cached/of)
 	}

@@ -108,8 +108,8 @@ func TestParse(t *testing.T) {
 		{"a cut page", "vllm", vllm33[:strings.Index(vllm33, "vllm:num_requests_waiting{")+30], 2, nil},
 		{"a flood", "vllm", vllm33 + strings.Repeat("vllm:prompt_tokens_total{a=\"b\"} 1\n", maxLines), 2, nil},
 	} {
-		got, err := Parse(c.engine, c.ranks, []byte(c.text))
-		if (err != nil) != (c.want == nil) || err != nil && !errors.Is(err, ErrPage) {
+		got, err := parse(c.engine, c.ranks, []byte(c.text))
+		if (err != nil) != (c.want == nil) || err != nil && !errors.Is(err, errPage) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if !slices.EqualFunc(got, c.want, func(a, b loads.Engine) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
@@ -124,7 +124,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string, ranks uint16) {
 		for engine := range kinds {
-			list, err := Parse(engine, int(ranks), []byte(text))
+			list, err := parse(engine, int(ranks), []byte(text))
 			if err == nil && len(list) == 0 {
 				t.Error("neither ranks nor an error")
 			}

@@ -20,12 +20,12 @@ import (
 
 // Limits of a Scraper.
 const (
-	// MaxAtOnce is how many pages it reads at a time.
-	MaxAtOnce = 32
-	// MaxPage is how long a page can be, in bytes after decompression.
-	MaxPage = 4 << 20
-	// Timeout is how long a page can take. It is shorter than the time between turns.
-	Timeout = 1500 * time.Millisecond
+	// maxAtOnce is how many pages it reads at a time.
+	maxAtOnce = 32
+	// maxPage is how long a page can be, in bytes after decompression.
+	maxPage = 4 << 20
+	// timeout is how long a page can take. It is shorter than the time between turns.
+	timeout = 1500 * time.Millisecond
 	// beat is the mean time between two looks at whose turn it is.
 	beat = loads.EngineEvery / 4
 	// callTimeout bounds a call of the store.
@@ -74,7 +74,7 @@ func New(c Config) (*Scraper, error) {
 	if c.Loads == nil || c.Pods == nil || c.Models == nil || c.Client == nil {
 		return nil, errors.New("scrape: Loads, Pods, Models and Client are required")
 	}
-	return &Scraper{c: c, atOnce: make(chan struct{}, MaxAtOnce)}, nil
+	return &Scraper{c: c, atOnce: make(chan struct{}, maxAtOnce)}, nil
 }
 
 // Stats returns figures since the beginning.
@@ -199,7 +199,7 @@ func (s *Scraper) ask(ctx context.Context, reg *store.Registry, i int) {
 
 // get reads the load of a pod's engine.
 func (s *Scraper) get(ctx context.Context, p *store.Pod) ([]loads.Engine, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, pageOf(p), http.NoBody)
 	if err != nil {
@@ -212,14 +212,14 @@ func (s *Scraper) get(ctx context.Context, p *store.Pod) ([]loads.Engine, error)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%w: %s answers %s", ErrPage, req.URL.Path, resp.Status)
+		return nil, fmt.Errorf("%w: %s answers %s", errPage, req.URL.Path, resp.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, MaxPage+1))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxPage+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > MaxPage {
-		return nil, fmt.Errorf("%w: it has more than %d bytes", ErrPage, MaxPage)
+	if len(text) > maxPage {
+		return nil, fmt.Errorf("%w: it has more than %d bytes", errPage, maxPage)
 	}
-	return Parse(p.Engine, p.Ranks, text)
+	return parse(p.Engine, p.Ranks, text)
 }

@@ -225,7 +225,7 @@ func TestBadEngines(t *testing.T) {
 	for _, name := range []string{"500", "redirect", "html", "endless", "bomb"} {
 		// On a busy machine a page may meet the bound of time before that of bytes.
 		late := (name == "endless" || name == "bomb") && errors.Is(f.failed[name], context.DeadlineExceeded)
-		if !errors.Is(f.failed[name], ErrPage) && !late {
+		if !errors.Is(f.failed[name], errPage) && !late {
 			t.Errorf("%s: %v", name, f.failed[name])
 		}
 	}
@@ -271,7 +271,7 @@ func TestOneAsks(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, s := range all {
 			wg.Go(func() {
-				for range pods/MaxAtOnce + 1 {
+				for range pods/maxAtOnce + 1 {
 					s.round(t.Context())
 				}
 			})
@@ -282,7 +282,7 @@ func TestOneAsks(t *testing.T) {
 		}
 		f.clock.Advance(loads.EngineEvery + time.Second)
 	}
-	if m := most.Load(); m > scrapers*MaxAtOnce {
+	if m := most.Load(); m > scrapers*maxAtOnce {
 		t.Errorf("%d were asked at once", m)
 	}
 	if got := len(f.engines()); got != pods {
