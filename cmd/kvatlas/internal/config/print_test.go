@@ -72,10 +72,10 @@ func TestDocument(t *testing.T) {
 
 func fixedTable() string {
 	var b strings.Builder
-	b.WriteString("\n| limit | value | why it is not a setting |\n|---|---|---|\n")
+	b.WriteString("\n| limit | value |\n|---|---|\n")
 	for i := range removed {
 		r := &removed[i]
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", r.name, r.now(), r.why)
+		fmt.Fprintf(&b, "| `%s` | %s |\n", r.name, r.now())
 	}
 	return b.String() + "\n"
 }
