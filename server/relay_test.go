@@ -145,7 +145,7 @@ func TestRecentEvents(t *testing.T) {
 		{path + "?to=9", 416, `{"error":{"code":"range_too_old","message":"0, the oldest is 10","param":"from"}}`},
 		{path + "?from=5&to=4", 400, `{"error":{"code":"invalid_range","message":"from 5 to 4","param":"to"}}`},
 		{path + "?from=-1", 400, `{"error":{"code":"invalid_request","message":"from is -1, it must be a whole number from 0 to 18446744073709551615","param":"from"}}`},
-		{path + "?form=1", 400, `{"error":{"code":"unknown_field","message":"there is no such parameter","param":"form"}}`},
+		{path + "?form=1", 400, `{"error":{"code":"unknown_field","message":"there is no parameter \"form\" (did you mean from?): the query takes from, to","param":"form"}}`},
 		{"/v1/ingest/a%2Fb/x/events", 400, `{"error":{"code":"invalid_request","message":"rank is x, it must be a whole number from 0 to 1023","param":"rank"}}`},
 		{"/v1/ingest/a%2Fb/1024/events", 400, `{"error":{"code":"invalid_request","message":"rank is 1024, it must be a whole number from 0 to 1023","param":"rank"}}`},
 		{"/v1/ingest/%FF/1/events", 400, ""},
