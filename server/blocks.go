@@ -87,10 +87,8 @@ func (c *call) blocks() error {
 	if err != nil {
 		return err
 	}
-	c.out = strconv.AppendInt(append(c.out[:0], `{"blocks":`...), int64(n), 10)
-	c.out = append(c.out, "}\n"...)
-	c.reply(http.StatusOK, c.out)
-	return nil
+	b := strconv.AppendInt(append(c.out[:0], `{"blocks":`...), int64(n), 10)
+	return c.replyOK(append(b, "}\n"...))
 }
 
 // check holds the rules between fields.

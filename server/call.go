@@ -220,6 +220,13 @@ func (c *call) reply(status int, body []byte) {
 	_ = c.write(status, body)
 }
 
+// replyOK is reply with what a handler has made in the call's buffer, which it keeps. Its error is nil.
+func (c *call) replyOK(body []byte) error {
+	c.out = body
+	c.reply(http.StatusOK, body)
+	return nil
+}
+
 // write writes a response. A failed write means that the client has gone; there is no one to report it to.
 func (c *call) write(status int, body []byte) error {
 	h := c.w.Header()
@@ -375,6 +382,15 @@ func (c *call) readBody() ([]byte, error) {
 		err = c.holdBody(len(c.body))
 	}
 	return c.body, err
+}
+
+// bodyInTurn reads the whole body, and waits for a turn to work on it. The turn is to be given back.
+func (c *call) bodyInTurn() (body []byte, giveBack func(), err error) {
+	if body, err = c.readBody(); err != nil {
+		return nil, nil, err
+	}
+	giveBack, err = c.takeTurn(len(body))
+	return body, giveBack, err
 }
 
 // transferBody receives the body as one of the transfers.

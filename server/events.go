@@ -30,26 +30,9 @@ func (c *call) events() error {
 	if c.s.cfg.Events == nil {
 		return &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNoIngest, Message: "this server takes no events: it does not have the role ingest"}
 	}
-	body, err := c.readBody()
+	pushes, err := c.readPushes()
 	if err != nil {
 		return err
-	}
-	limits := &c.s.cfg.Limits
-	c.decoder.Limits = event.Limits{Payload: int(limits.MaxBodyBytes), Hashes: limits.MaxTokens, Tokens: limits.MaxTokens}
-	read := c.decoder.JSONPushes
-	if packed(c.r.Header.Get("Content-Type")) {
-		read = c.decoder.Pushes
-	} else if err := scan.EmptyBody(body); err != nil {
-		return err
-	}
-	giveBack, err := c.takeTurn(len(body))
-	if err != nil {
-		return err
-	}
-	pushes, err := read(body)
-	giveBack()
-	if err != nil {
-		return refusedEvents(err)
 	}
 	if len(pushes) == 1 && pushes[0].Pod == "" {
 		if err := fromQuery(&pushes[0], c.r.URL.Query()); err != nil {
@@ -87,9 +70,29 @@ func (c *call) events() error {
 		}
 		results[i] = r
 	}
-	c.out = answer.AppendEvents(c.out[:0], results, pushes)
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(answer.AppendEvents(c.out[:0], results, pushes))
+}
+
+// readPushes reads the body, JSON or MessagePack.
+func (c *call) readPushes() ([]event.Push, error) {
+	body, giveBack, err := c.bodyInTurn()
+	if err != nil {
+		return nil, err
+	}
+	defer giveBack()
+	limits := &c.s.cfg.Limits
+	c.decoder.Limits = event.Limits{Payload: int(limits.MaxBodyBytes), Hashes: limits.MaxTokens, Tokens: limits.MaxTokens}
+	read := c.decoder.JSONPushes
+	if packed(c.r.Header.Get("Content-Type")) {
+		read = c.decoder.Pushes
+	} else if err := scan.EmptyBody(body); err != nil {
+		return nil, err
+	}
+	pushes, err := read(body)
+	if err != nil {
+		return nil, refusedEvents(err)
+	}
+	return pushes, nil
 }
 
 // packed reports whether a content type is one of those of MessagePack.

@@ -23,10 +23,7 @@ func (c *call) healthz() error {
 	b = appendjson.String(b, c.s.cfg.Version)
 	b = append(b, `,"backend":`...)
 	b = appendjson.String(b, c.s.cfg.Backend)
-	b = append(b, "}\n"...)
-	c.out = b
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(append(b, "}\n"...))
 }
 
 // readyProbe is how long a strict /readyz waits for the index.
@@ -37,9 +34,7 @@ func (c *call) readyz() error {
 	if err := c.s.ready(c.ctx); err != "" {
 		return &refusal.Error{Status: http.StatusServiceUnavailable, Code: "not_ready", Message: err}
 	}
-	c.out = append(c.out[:0], `{"status":"ready"}`+"\n"...)
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(append(c.out[:0], `{"status":"ready"}`+"\n"...))
 }
 
 // ready says why the server is not ready, or nothing.

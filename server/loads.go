@@ -69,10 +69,8 @@ func (c *call) listLoads() error {
 	if err := telemetry.WriteLoads(buf, ranks); err != nil {
 		return err
 	}
-	c.out = buf.Bytes()
 	c.w.Header().Set("Content-Type", telemetry.LoadsType)
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(buf.Bytes())
 }
 
 // servedModels are the models that pods serve, sorted, or only one of them.

@@ -84,9 +84,7 @@ func (c *call) recentEvents() error {
 	if err := c.hold(limit); err != nil {
 		return err
 	}
-	c.out = c.appendRecent(c.out[:0], pod, rank, &recent, to, int(limit))
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(c.appendRecent(c.out[:0], pod, rank, &recent, to, int(limit)))
 }
 
 // appendRecent writes the messages, the first of them in any case and then as many as

@@ -29,11 +29,7 @@ type Detokenizer interface {
 
 // readEngine reads a body as engines do: unknown fields are let pass.
 func (c *call) readEngine(dst any) error {
-	body, err := c.readBody()
-	if err != nil {
-		return err
-	}
-	giveBack, err := c.takeTurn(len(body))
+	body, giveBack, err := c.bodyInTurn()
 	if err != nil {
 		return err
 	}
@@ -153,10 +149,7 @@ func (c *call) renderCompletion() error {
 		}
 		b = appendRendered(b, id, q.Model, ids, nil)
 	}
-	b = append(b, "]\n"...)
-	c.out = b
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(append(b, "]\n"...))
 }
 
 // renderChat is POST /v1/chat/completions/render.
@@ -181,10 +174,7 @@ func (c *call) renderAs(api prompt.API, id string) error {
 	if err != nil {
 		return err
 	}
-	b := append(appendRendered(c.out[:0], id+c.id, q.Model, res.Tokens, res.Media), '\n')
-	c.out = b
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(append(appendRendered(c.out[:0], id+c.id, q.Model, res.Tokens, res.Media), '\n'))
 }
 
 // appendRendered appends what vLLM answers, less what is about sampling.
@@ -240,9 +230,7 @@ func (c *call) engineTokenize() error {
 	if list {
 		open, end = "[", "]"
 	}
-	c.out = fmt.Appendf(c.out[:0], `{"count":%s%s%s,"max_model_len":null,"tokens":%s%s%s,"token_strs":null}`+"\n", open, count, end, open, all, end)
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(fmt.Appendf(c.out[:0], `{"count":%s%s%s,"max_model_len":null,"tokens":%s%s%s,"token_strs":null}`+"\n", open, count, end, open, all, end))
 }
 
 // engineDetokenize is POST /detokenize. vLLM calls the text prompt, SGLang text.
@@ -275,8 +263,5 @@ func (c *call) engineDetokenize() error {
 	}
 	b := appendjson.String(append(c.out[:0], `{"prompt":`...), text)
 	b = appendjson.String(append(b, `,"text":`...), text)
-	b = append(b, "}\n"...)
-	c.out = b
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(append(b, "}\n"...))
 }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"net/http"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/route/loads"
@@ -98,7 +97,5 @@ func (c *call) report(fs scan.Fields[reportRequest], tell func(q *reportRequest,
 	if err != nil {
 		return err
 	}
-	c.out = appendReport(c.out[:0], &r)
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(appendReport(c.out[:0], &r))
 }

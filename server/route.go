@@ -72,11 +72,11 @@ func (c *call) routePrompt() error {
 		a.Reservation = own
 	}
 	c.degraded = a.DegradedReason()
-	if c.out, err = a.Append(c.out[:0]); err != nil {
+	out, err := a.Append(c.out[:0])
+	if err != nil {
 		return err
 	}
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(out)
 }
 
 var errNoRouter = &refusal.Error{Status: http.StatusNotImplemented, Code: refusal.CodeNotImplemented, Message: "this server does not route"}

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/scorer"
@@ -48,8 +47,7 @@ func (c *call) score() error {
 	if err := c.gone(); err != nil {
 		return err
 	}
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(c.out)
 }
 
 // scorePrompt makes the answer to a request with one prompt.
@@ -79,11 +77,7 @@ func readEngineBody[T any](c *call, fs scan.Fields[T], names []string, dst *T) (
 }
 
 func readAs[T any](c *call, fs scan.Fields[T], names []string, skips *scan.Skips, dst *T) (scan.Form, error) {
-	body, err := c.readBody()
-	if err != nil {
-		return scan.Form{}, err
-	}
-	giveBack, err := c.takeTurn(len(body))
+	body, giveBack, err := c.bodyInTurn()
 	if err != nil {
 		return scan.Form{}, err
 	}
@@ -119,11 +113,7 @@ func readWithPrompt[T any](c *call, fs scan.Fields[T], names []string, dst *T, i
 
 // readBinary reads a body of request.TokensType.
 func readBinary[T any](c *call, fs scan.Fields[T], names []string, dst *T, in *request.Input) (f scan.Form, err error) {
-	body, err := c.readBody()
-	if err != nil {
-		return f, err
-	}
-	giveBack, err := c.takeTurn(len(body))
+	body, giveBack, err := c.bodyInTurn()
 	if err != nil {
 		return f, err
 	}
@@ -162,8 +152,7 @@ func (c *call) scorePrompts(q *request.Score, kind string) error {
 			}
 		}
 	}
-	b = append(b, "]}\n"...)
-	c.out = b
+	c.out = append(b, "]}\n"...)
 	return nil
 }
 

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"net/http"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/prompt"
@@ -36,10 +35,7 @@ func (c *call) tokenize() error {
 	if err != nil {
 		return q.Blame(kind, err)
 	}
-	b = append(b, '\n')
-	c.out = b
-	c.reply(http.StatusOK, c.out)
-	return nil
+	return c.replyOK(append(b, '\n'))
 }
 
 // appendPrompts appends the tokens of a completion's prompt, or of each of its prompts.
