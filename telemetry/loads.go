@@ -22,27 +22,26 @@ type RankLoad struct {
 	Now    int64
 }
 
-// loadGauge is a gauge of each rank; value returns false where a rank has none.
+// loadGauge is a gauge of each rank. One below 0 is not shown: it is not known.
 type loadGauge struct {
 	desc  *prometheus.Desc
-	value func(r *RankLoad) (v float64, ok bool)
+	value func(r *RankLoad) float64
 }
 
 func ofLoad(name, help string, value func(l *loads.Load) float64) loadGauge {
-	return ofRank(name, help, func(r *RankLoad) (float64, bool) { return value(&r.Load), true })
+	return ofRank(name, help, func(r *RankLoad) float64 { return value(&r.Load) })
 }
 
 func ofEngine(name, help string, value func(e *loads.Engine) float64) loadGauge {
-	return ofRank("engine_"+name, help, func(r *RankLoad) (float64, bool) {
+	return ofRank("engine_"+name, help, func(r *RankLoad) float64 {
 		if r.Engine == nil {
-			return 0, false
+			return -1
 		}
-		v := value(r.Engine)
-		return v, v >= 0
+		return value(r.Engine)
 	})
 }
 
-func ofRank(name, help string, value func(r *RankLoad) (float64, bool)) loadGauge {
+func ofRank(name, help string, value func(r *RankLoad) float64) loadGauge {
 	return loadGauge{prometheus.NewDesc("kvatlas_rank_"+name, help, []string{"model", "pod", "rank"}, nil), value}
 }
 
@@ -60,11 +59,11 @@ var loadGauges = []loadGauge{
 	ofEngine("kv_usage_ratio", "Share of the engine's cache that is in use.", func(e *loads.Engine) float64 { return e.KVUsage }),
 	ofEngine("kv_tokens", "Tokens that the engine's cache has room for, 0 if not known.", func(e *loads.Engine) float64 { return float64(e.KVTokens) }),
 	ofEngine("requests_gone", "Booked requests that the engine does not have.", func(e *loads.Engine) float64 { return float64(e.Gone) }),
-	ofRank("engine_age_seconds", "How long ago the engine said so.", func(r *RankLoad) (float64, bool) {
+	ofRank("engine_age_seconds", "How long ago the engine said so.", func(r *RankLoad) float64 {
 		if r.Engine == nil {
-			return 0, false
+			return -1
 		}
-		return float64(max(0, r.Now-r.Engine.At)) / 1e6, true
+		return float64(max(0, r.Now-r.Engine.At)) / 1e6
 	}),
 }
 
@@ -79,7 +78,7 @@ func WriteLoads(w io.Writer, ranks []RankLoad) error {
 		for i := range ranks {
 			r := &ranks[i]
 			for _, g := range loadGauges {
-				if v, ok := g.value(r); ok {
+				if v := g.value(r); v >= 0 {
 					show(g.desc, prometheus.GaugeValue, v, r.Model, r.Pod, strconv.Itoa(r.Rank))
 				}
 			}

@@ -148,6 +148,29 @@ func manifests(t *testing.T, file string) map[string]manifest {
 	return out
 }
 
+// deployed is the container of a Deployment, with its variables.
+type deployed struct {
+	container
+	env map[string]string
+}
+
+// deployments are those of the manifests that run on every cluster, by file.
+func deployments(t *testing.T) map[string]deployed {
+	t.Helper()
+	out := map[string]deployed{}
+	labels := manifests(t, "labels.yaml")
+	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
+		found := manifests(t, file)
+		c := found["Deployment"].Spec.Template.Spec.Containers[0]
+		configs := []manifest{labels["ConfigMap"]}
+		if m, ok := found["ConfigMap"]; ok {
+			configs = append(configs, m)
+		}
+		out[file] = deployed{c, c.environment(t, configs...)}
+	}
+	return out
+}
+
 // TestManifests starts from the variables that the Deployment sets, with each way of
 // finding pods. They are settings that there are, and what the manifests say twice is the
 // same.
@@ -253,20 +276,12 @@ func TestLMCacheManifest(t *testing.T) {
 // TestHubToken: a gated model's tokenizer is fetched with the token of a Secret, and nothing waits for the
 // Secret where it is missing.
 func TestHubToken(t *testing.T) {
-	labels := manifests(t, "labels.yaml")
-	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
-		found := manifests(t, file)
-		c := found["Deployment"].Spec.Template.Spec.Containers[0]
-		configs := []manifest{labels["ConfigMap"]}
-		if m, ok := found["ConfigMap"]; ok {
-			configs = append(configs, m)
-		}
-		env := c.environment(t, configs...)
+	for file, c := range deployments(t) {
 		i := slices.IndexFunc(c.Env, func(e environmentVariable) bool { return e.Name == "HF_TOKEN" })
 		if i < 0 || !strings.Contains(fmt.Sprint(c.Env[i].ValueFrom), "optional:true") {
 			t.Errorf("%s: no optional token in %+v", file, c.Env)
 		}
-		if config := printed(t, env); !strings.Contains(config, "# HF_TOKEN\n") || strings.Contains(config, "hf_secret") {
+		if config := printed(t, c.env); !strings.Contains(config, "# HF_TOKEN\n") || strings.Contains(config, "hf_secret") {
 			t.Errorf("%s: the token is not read, or printed:\n%s", file, config)
 		}
 	}

@@ -95,16 +95,8 @@ func TestManifestsHaveTheMemory(t *testing.T) {
 			t.Errorf("%s: no warning below %d", name, heap)
 		}
 	}
-	labels := manifests(t, "labels.yaml")
-	for _, file := range []string{"kvatlas.yaml", "lmcache.yaml"} {
-		found := manifests(t, file)
-		c := found["Deployment"].Spec.Template.Spec.Containers[0]
-		configs := []manifest{labels["ConfigMap"]}
-		if m, ok := found["ConfigMap"]; ok {
-			configs = append(configs, m)
-		}
-		env := c.environment(t, configs...)
-		hold(file, env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, env))
+	for file, c := range deployments(t) {
+		hold(file, c.env["GOMEMLIMIT"], c.Resources.Limits.Memory, settingsOf(t, nil, c.env))
 	}
 
 	rendered, err := filepath.Glob("../../deploy/check/testdata/*.rendered.yaml")

@@ -46,9 +46,8 @@ func (p *program) token(_ context.Context, args []string) int {
 	if err := cli.OneOf("role", *role, []string{access.Read.String(), access.Write.String(), access.Admin.String()}); err != nil {
 		return p.Misuse("token", err)
 	}
-	last, salted := "", false
-	fs.Visit(func(f *flag.Flag) { salted = salted || f.Name == "salt" })
-	if salted {
+	last := ""
+	if cli.FlagGiven(fs, "salt") {
 		if *salt == "" { // of a variable that is not set, it may be
 			return p.Misuse("token", errors.New("--salt is empty: the caller would have no salt; give one, or new, or leave --salt out"))
 		}

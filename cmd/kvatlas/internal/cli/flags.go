@@ -90,13 +90,8 @@ func (p *Program) ParseFlags(command, usage string, fs *flag.FlagSet, args []str
 }
 
 // FlagGiven reports whether one of the flags stands on the command line.
-func FlagGiven(fs *flag.FlagSet, names ...string) bool {
-	given := false
-	fs.Visit(func(f *flag.Flag) {
-		for _, n := range names {
-			given = given || f.Name == n
-		}
-	})
+func FlagGiven(fs *flag.FlagSet, names ...string) (given bool) {
+	fs.Visit(func(f *flag.Flag) { given = given || slices.Contains(names, f.Name) })
 	return given
 }
 

@@ -150,7 +150,6 @@ func TestErrors(t *testing.T) {
 		{name: "not UTF-8", env: []string{"KVATLAS_TOKENIZERS=\xff"}, want: []string{"KVATLAS_TOKENIZERS: its value is not UTF-8"}},
 		{name: "switch", env: []string{"KVATLAS_STRICT_READY=maybe"}, want: []string{`KVATLAS_STRICT_READY: "maybe" is neither true nor false`}},
 		{name: "word", args: []string{"--prefix-cache=mru"}, want: []string{`"mru" is not one of lru, trie, none`}},
-		{name: "later role", args: []string{"--roles=score,web"}, want: []string{`--roles: role "web" is not in this version, it has score, ingest, gateway`}},
 		{name: "no role", args: []string{"--roles="}, want: []string{`"" is no role`}},
 		{name: "no score", args: []string{"--roles=ingest"}, want: []string{"role score cannot be left out"}},
 		{name: "pods", args: []string{"--pods=h:1,x"}, want: []string{`pods: invalid text: "x" is no host:port`}},

@@ -180,19 +180,12 @@ var theRoles = []string{RoleScore, RoleIngest, RoleGateway}
 // Has reports whether a role is among them.
 func (r Roles) Has(role string) bool { return slices.Contains(r, role) }
 
-// laterRoles are known by name and not built yet.
-var laterRoles = []string{"web", "epp"}
-
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (r *Roles) UnmarshalText(text []byte) error {
 	var roles Roles
 	for name := range strings.SplitSeq(string(text), ",") {
 		name = strings.TrimSpace(name)
-		switch {
-		case slices.Contains(theRoles, name):
-		case slices.Contains(laterRoles, name):
-			return fmt.Errorf("role %q is not in this version, it has %s", name, strings.Join(theRoles, ", "))
-		default:
+		if !slices.Contains(theRoles, name) {
 			return fmt.Errorf("%q is no role; this version has %s%s", name, strings.Join(theRoles, ", "), nearest.Clause(name, theRoles))
 		}
 		if slices.Contains(roles, name) {
