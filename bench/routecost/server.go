@@ -108,35 +108,40 @@ func (s *server) prompt(ctx context.Context, tokens int) (packed string, names [
 	return traffic.Packed(ids), names, nil
 }
 
-// kinds are what is measured. done is what a caller does after a round of it, not measured.
+// kinds are what is measured. first is what comes before each call, done after a round of them, in no
+// call's time.
 var kinds = []struct {
-	name string
-	call func(ctx context.Context, c *caller, plain []byte, names []string) error
-	done func(ctx context.Context, c *caller) error
+	name  string
+	call  func(ctx context.Context, c *caller, plain []byte, names []string) error
+	first func(ctx context.Context, c *caller, plain []byte) error
+	done  func(ctx context.Context, c *caller) error
 }{
-	{"ping", func(ctx context.Context, c *caller, _ []byte, _ []string) error { return c.redis.Ping(ctx).Err() }, nil},
-	{"mget", func(ctx context.Context, c *caller, _ []byte, names []string) error {
+	{name: "ping", call: ping},
+	{name: "late ping", call: ping, first: func(ctx context.Context, c *caller, plain []byte) error { return c.post(ctx, "/v1/score", plain) }},
+	{name: "mget", call: func(ctx context.Context, c *caller, _ []byte, names []string) error {
 		return c.redis.MGet(ctx, names...).Err()
-	}, nil},
-	{"score", func(ctx context.Context, c *caller, plain []byte, _ []string) error {
+	}},
+	{name: "score", call: func(ctx context.Context, c *caller, plain []byte, _ []string) error {
 		return c.post(ctx, "/v1/score", plain)
-	}, nil},
-	{"query", func(ctx context.Context, c *caller, plain []byte, _ []string) error {
+	}},
+	{name: "query", call: func(ctx context.Context, c *caller, plain []byte, _ []string) error {
 		return c.post(ctx, "/v1/route", plain)
-	}, nil},
-	{"reserve", func(ctx context.Context, c *caller, _ []byte, _ []string) error { return c.book(ctx) }, func(ctx context.Context, c *caller) (err error) {
+	}},
+	{name: "reserve", call: func(ctx context.Context, c *caller, _ []byte, _ []string) error { return c.book(ctx) }, done: func(ctx context.Context, c *caller) (err error) {
 		for err == nil && len(c.open) > 0 {
 			err = c.report(ctx, "end", `{"model":"m"}`)
 		}
 		return err
 	}},
-	{"whole", func(ctx context.Context, c *caller, _ []byte, _ []string) error {
+	{name: "whole", call: func(ctx context.Context, c *caller, _ []byte, _ []string) error {
 		return errors.Join(c.book(ctx), c.report(ctx, "done", `{"model":"m"}`), c.report(ctx, "end", `{"model":"m"}`))
-	}, nil},
-	{"settled", func(ctx context.Context, c *caller, _ []byte, _ []string) error {
+	}},
+	{name: "settled", call: func(ctx context.Context, c *caller, _ []byte, _ []string) error {
 		return errors.Join(c.book(ctx), c.report(ctx, "end", `{"model":"m","cached_tokens":0}`))
-	}, nil},
+	}},
 }
+
+func ping(ctx context.Context, c *caller, _ []byte, _ []string) error { return c.redis.Ping(ctx).Err() }
 
 // measure asks all kinds of calls about a prompt, in turn, by so many callers at a time.
 func (s *server) measure(ctx context.Context, tokens, callers, calls, rounds int) (*times, error) {
@@ -145,10 +150,11 @@ func (s *server) measure(ctx context.Context, tokens, callers, calls, rounds int
 		return nil, err
 	}
 	plain := fmt.Appendf(nil, `{"model":"m","tokens_b64":%q}`, packed)
+	const booking = `{"model":"m","reserve":true,"request_id":"`
 	all := make([]*caller, callers)
 	for i := range all {
-		body := fmt.Appendf(nil, `{"model":"m","reserve":true,"request_id":"r0000000000","tokens_b64":%q}`, packed)
-		all[i] = &caller{server: s, body: body, id: body[bytes.Index(body, []byte("r0")):][:11]}
+		body := fmt.Appendf([]byte(booking), `r0000000000","tokens_b64":%q}`, packed)
+		all[i] = &caller{server: s, body: body, id: body[len(booking):][:11]}
 	}
 	zero := func() map[string]time.Duration { return map[string]time.Duration{} }
 	out := &times{zero(), zero(), zero(), zero(), map[string]float64{}}
@@ -164,6 +170,11 @@ func (s *server) measure(ctx context.Context, tokens, callers, calls, rounds int
 			for i, c := range all {
 				g.Go(func() error {
 					for j := range each {
+						if k.first != nil {
+							if err := k.first(ctx, c, plain); err != nil {
+								return err
+							}
+						}
 						began := time.Now()
 						if err := k.call(ctx, c, plain, names); err != nil {
 							return err
