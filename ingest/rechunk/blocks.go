@@ -84,9 +84,9 @@ func (c *Chunker) forget(b *block) {
 			c.reuseRun(r)
 		}
 	}
-	if w := b.wide; w != nil && cap(w.more) <= wideKeys && len(c.wides) < spareRuns {
+	if w := b.wide; w != nil && cap(w.more) <= wideKeys {
 		*w = wide{more: w.more[:0]}
-		c.wides = append(c.wides, w)
+		c.wides.give(w)
 	}
 	c.blocks.remove(b)
 }
@@ -118,44 +118,49 @@ func allot[T any](left *[]T, n int) []T {
 	return list
 }
 
-const (
-	// spareRuns is how many runs are kept to be used again at most, and how many wides.
-	spareRuns = 1024
-	// wideKeys is for how many keys a wide that is kept has room at most.
-	wideKeys = 64
-)
+// pool has room for Ts, to be used for the first time or again.
+type pool[T any] []*T
 
-// newWide returns an empty wide.
-func (c *Chunker) newWide() *wide {
-	last := len(c.wides) - 1
-	if last < 0 {
-		return new(wide)
+// maxSpare is how much of a kind a pool keeps at most to be used again.
+const maxSpare = 1024
+
+// take returns room for a T, of which n are allocated together. What is used again is as it
+// was given.
+func (p *pool[T]) take(n int) *T {
+	if len(*p) == 0 {
+		for slab := make([]T, n); len(slab) > 0; slab = slab[1:] {
+			*p = append(*p, &slab[0])
+		}
 	}
-	w := c.wides[last]
-	c.wides = c.wides[:last]
-	return w
+	last := len(*p) - 1
+	x := (*p)[last]
+	*p = (*p)[:last]
+	return x
 }
+
+// give keeps x to be used again. It returns false when there is enough.
+func (p *pool[T]) give(x *T) bool {
+	if len(*p) >= maxSpare {
+		return false
+	}
+	*p = append(*p, x)
+	return true
+}
+
+// wideKeys is for how many keys a wide that is kept has room at most.
+const wideKeys = 64
 
 // newRun returns a run that b begins.
 func (c *Chunker) newRun(b *block, branch bool) *run {
-	if len(c.runs) == 0 {
-		for runs := make([]run, runSlab); len(runs) > 0; runs = runs[1:] {
-			c.runs = append(c.runs, &runs[0])
-		}
-	}
-	n := len(c.runs) - 1
-	r := c.runs[n]
-	c.runs = c.runs[:n]
+	r := c.runs.take(runSlab)
 	r.hash, r.branch, r.owner, r.tokensDirty, r.tokensCut = b.hash, branch, b, true, true
 	return r
 }
 
 // reuseRun keeps a run, which nothing refers to any more, and the room of its lists.
 func (c *Chunker) reuseRun(r *run) {
-	if len(c.runs) >= spareRuns {
-		*r = run{}
-		return
-	}
 	*r = run{ends: r.ends[:0], tokens: r.tokens[:0]}
-	c.runs = append(c.runs, r)
+	if !c.runs.give(r) {
+		*r = run{} // the others of its slab keep it
+	}
 }

@@ -101,8 +101,8 @@ type Chunker struct {
 	hand   int      // of the clock, over the numbers of blocks
 	buried []*block // dead and taken
 	ended  []*run   // that no block has any more
-	runs   []*run   // to be used, for the first time or again
-	wides  []*wide  // to be used again
+	runs   pool[run]
+	wides  pool[wide]
 	room   struct {
 		ends   []uint16
 		tokens []uint32
@@ -133,7 +133,7 @@ type Chunker struct {
 	keyBuf         []blockkey.Key
 	shares         map[blockkey.Key]*share
 	shareRing      []*share
-	spareShares    []*share // to be used, for the first time or again
+	spareShares    pool[share]
 	shareHand      int
 	shareSweep     int
 	sharesComplete bool // what is not in shares is not in the map

@@ -138,13 +138,7 @@ func (c *Chunker) writeForm() {
 	}
 	f.dirty, f.Changed = false, false
 	c.blob = f.append(c.blob[:0])
-	n := 0
-	for piece := range slices.Chunk(c.blob, store.MaxMapValue) {
-		from := len(c.values)
-		c.values = append(c.values, piece...)
-		c.put1(formKey(n), from)
-		n++
-	}
+	n := c.putPieces(c.blob, formKey)
 	for i := n; i < f.stored; i++ {
 		c.mapOps = append(c.mapOps, store.MapOp{MapKey: formKey(i)})
 	}

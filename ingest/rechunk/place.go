@@ -400,7 +400,7 @@ func (c *Chunker) put(b *block, p *place) bool {
 	if b.keyed {
 		b.key = p.keys[0]
 		if len(p.keys) > 1 && b.wide == nil {
-			b.wide = c.newWide()
+			b.wide = c.wides.take(1)
 		}
 		b.setMore(p.keys[1:])
 	}

@@ -32,12 +32,8 @@ type share struct {
 	ring   int32
 }
 
-const (
-	// shareSlab is how many shares are allocated together, which with Go's header fill 2 KiB.
-	shareSlab = 31
-	// maxSpareShares is how many shares are kept to be used again at most.
-	maxSpareShares = 1024
-)
+// shareSlab is how many shares are allocated together, which with Go's header fill 2 KiB.
+const shareSlab = 31
 
 // tierCounts are counts by tier, layersCounts those of the layers from 1 on.
 type (
@@ -89,25 +85,12 @@ func shareKey(k blockkey.Key) store.MapKey {
 func (c *Chunker) share(k blockkey.Key) *share {
 	s := c.shares[k]
 	if s == nil {
-		s = c.newShare()
+		s = c.spareShares.take(shareSlab)
 		*s = share{key: k, known: c.sharesComplete, era: c.meta.era, ring: int32(len(c.shareRing))}
 		c.shares[k] = s
 		c.shareRing = append(c.shareRing, s)
 	}
 	c.refreshShare(s)
-	return s
-}
-
-// newShare returns room for a share.
-func (c *Chunker) newShare() *share {
-	if len(c.spareShares) == 0 {
-		for shares := make([]share, shareSlab); len(shares) > 0; shares = shares[1:] {
-			c.spareShares = append(c.spareShares, &shares[0])
-		}
-	}
-	last := len(c.spareShares) - 1
-	s := c.spareShares[last]
-	c.spareShares = c.spareShares[:last]
 	return s
 }
 
@@ -297,7 +280,5 @@ func (c *Chunker) dropShare(s *share) {
 	c.shareRing[s.ring].ring = s.ring
 	c.shareRing[last] = nil
 	c.shareRing = c.shareRing[:last]
-	if len(c.spareShares) < maxSpareShares {
-		c.spareShares = append(c.spareShares, s)
-	}
+	c.spareShares.give(s)
 }

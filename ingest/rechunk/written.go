@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/ingest/event"
 	"github.com/kvatlas/kvatlas/store"
@@ -338,18 +339,21 @@ func (c *Chunker) writeRecord(b *block) int {
 		}
 	}
 	c.blob = appendRecord(c.blob[:0], b, c.size, tokens)
-	blob := c.blob
-	n := 0
-	for len(blob) > 0 {
-		piece := blob[:min(len(blob), store.MaxMapValue)]
-		blob = blob[len(piece):]
+	return c.putPieces(c.blob, func(i int) store.MapKey {
+		if i == 0 {
+			return store.MapKey{Hash: b.hash}
+		}
+		return store.MapKey{Hash: b.hash, Part: partMore + uint16(i-1)}
+	})
+}
+
+// putPieces makes the map ops that set a blob, an entry each for as much as one can have, and
+// returns how many there are. Func key is the key of the i-th.
+func (c *Chunker) putPieces(blob []byte, key func(i int) store.MapKey) (n int) {
+	for piece := range slices.Chunk(blob, store.MaxMapValue) {
 		from := len(c.values)
 		c.values = append(c.values, piece...)
-		k := store.MapKey{Hash: b.hash}
-		if n > 0 {
-			k.Part = partMore + uint16(n-1)
-		}
-		c.put1(k, from)
+		c.put1(key(n), from)
 		n++
 	}
 	return n

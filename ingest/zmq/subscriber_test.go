@@ -18,7 +18,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/redistest"
 )
 
-// freePort returns a port of the loopback that was free a moment ago.
 // tape writes down what a Subscriber tells.
 type tape struct {
 	mu        sync.Mutex // protects all below

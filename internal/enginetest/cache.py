@@ -202,7 +202,7 @@ def main():
     gc.set_threshold(200_000, 10, 100)  # what is published is kept: by default a third of the time goes into looking at it again
     rng = random.Random(o.seed)
     cache = VLLM(o) if o.engine == "vllm" else SGLang(o)
-    pub = publisher(cache.events, o.endpoint, o.replay, "kv", 0, 10_000, 100_000)
+    pub = publisher(cache.events, o.endpoint, o.replay, "kv", 0, 10_000)
     engine, record, published = Engine(rng, cache, Load(rng, o), 6, [7] if o.short_chunks else []), Record(), 0
     p = None
 

@@ -78,9 +78,12 @@ def load(engine, root, more=()):
     return importlib.import_module(name)
 
 
-def publisher(events, endpoint, replay, topic, rank, buffer_steps, hwm):
+HWM = 100_000  # how many messages wait for a slow reader, as engines have it
+
+
+def publisher(events, endpoint, replay, topic, rank, buffer_steps):
     """The engine's own publisher, of the module that load returned."""
-    kw = dict(endpoint=endpoint, replay_endpoint=replay or None, buffer_steps=buffer_steps, hwm=hwm, topic=topic)
+    kw = dict(endpoint=endpoint, replay_endpoint=replay or None, buffer_steps=buffer_steps, hwm=HWM, topic=topic)
     params = inspect.signature(events.ZmqEventPublisher.__init__).parameters
     for name in ("data_parallel_rank", "attn_dp_rank"):
         if name in params:

@@ -39,8 +39,6 @@ type Options struct {
 	Rank             int
 	// BufferSteps is how many messages can be replayed; 0 is 10,000.
 	BufferSteps int
-	// HWM is how many messages wait for a slow reader; 0 is 100,000.
-	HWM int
 	// OldReplay leaves the topic out of replies (plain libzmq only; releases are as
 	// they are).
 	OldReplay bool
@@ -72,9 +70,6 @@ func Start(tb testing.TB, o Options) *Publisher {
 	if o.BufferSteps > 0 {
 		args = append(args, "--buffer-steps", strconv.Itoa(o.BufferSteps))
 	}
-	if o.HWM > 0 {
-		args = append(args, "--hwm", strconv.Itoa(o.HWM))
-	}
 	if o.OldReplay {
 		args = append(args, "--old-replay")
 	}
@@ -85,12 +80,6 @@ func Start(tb testing.TB, o Options) *Publisher {
 func (p *Publisher) Publish(ts float64, events ...Event) {
 	p.tb.Helper()
 	p.tell(map[string]any{"op": "publish", "ts": ts, "events": append([]Event{}, events...)})
-}
-
-// PublishAs is Publish of a batch that names another rank (plain only).
-func (p *Publisher) PublishAs(rank int, ts float64, events ...Event) {
-	p.tb.Helper()
-	p.tell(map[string]any{"op": "publish", "ts": ts, "events": append([]Event{}, events...), "rank": rank})
 }
 
 // Generate publishes a load of stored blocks and returns when it is on the wire. The

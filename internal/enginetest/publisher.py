@@ -9,7 +9,7 @@ libzmq with what engines do not have: CURVE, and faults.
 
 Each line of stdin is a command in JSON; each but "publish" is answered by a line of JSON:
 
-  {"op": "publish", "events": [{"type": "BlockStored", "block_hashes": [1], ...}, ...], "ts": 1.5, "rank": 0}
+  {"op": "publish", "events": [{"type": "BlockStored", "block_hashes": [1], ...}, ...], "ts": 1.5}
   {"op": "generate", "messages": 1000, "blocks": 16, "block_size": 16, "rate": 0}    the load of benchmarks
   {"op": "flush"}                                 answered when all is on the wire: {"next": <sequence>}
   {"op": "cut", "after": 100, "end": true}        from now on each replay loses what comes after that many
@@ -48,7 +48,7 @@ ENDSEQ = b"\xff" * 8
 class Real:
     def __init__(self, a):
         self.K = load(a.engine, a.module)
-        self.pub = publisher(self.K, a.endpoint, a.replay, a.topic, a.rank, a.buffer_steps, a.hwm)
+        self.pub = publisher(self.K, a.endpoint, a.replay, a.topic, a.rank, a.buffer_steps)
         if getattr(self.pub, "_replay", None) is not None:
             self.pub._replay = Cutting(self.pub._replay, ENDSEQ)
         self.n = 0
@@ -94,7 +94,7 @@ class Plain:
             router.sndhwm = 0
             sockets.append((router, a.replay))
             self.router = Cutting(router, ENDSEQ)
-        self.pub.sndhwm = a.hwm
+        self.pub.sndhwm = HWM
         for s, endpoint in sockets:
             if a.curve_secret:
                 s.curve_server = True
@@ -175,7 +175,6 @@ def main():
     ap.add_argument("--replay", default="")
     ap.add_argument("--topic", default="")
     ap.add_argument("--rank", type=int, default=0)
-    ap.add_argument("--hwm", type=int, default=100_000)
     ap.add_argument("--buffer-steps", type=int, default=10_000)
     ap.add_argument("--old-replay", action="store_true")
     ap.add_argument("--curve-secret", default="")
@@ -192,7 +191,7 @@ def main():
         c = json.loads(line)
         op = c["op"]
         if op == "publish":
-            pub.publish(c.get("ts", time.time()), bytes_of(c["events"]), c.get("rank", a.rank))
+            pub.publish(c.get("ts", time.time()), bytes_of(c["events"]), a.rank)
         elif op == "burn":
             pub.burn()
             answer(burnt=True)
