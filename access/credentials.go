@@ -21,7 +21,7 @@ var (
 	// ErrUnauthorized refuses a request whose token or certificate is unknown: send one that is in the
 	// server's file of credentials.
 	ErrUnauthorized = errors.New("access: the token is not known here")
-	// ErrCredentials is what a file of credentials meets that cannot be read as one.
+	// ErrCredentials says that a file cannot be read as one of credentials.
 	ErrCredentials = errors.New("access: not a file of credentials")
 )
 

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// ErrForbidden is what a caller meets that is known and may not do this.
+// ErrForbidden refuses a known caller whose role is not enough.
 var ErrForbidden = errors.New("access: not with this role")
 
-// LimitError is what a caller meets that asks too often.
+// LimitError refuses a caller that asks too often.
 type LimitError struct {
 	// Wait is when it may ask again.
 	Wait time.Duration

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// ErrNetwork is what a connection meets that a server does not make or take. The other end is in
-// none of the networks where engines may be.
+// ErrNetwork refuses a connection whose other end is in none of the networks where engines may be.
 var ErrNetwork = errors.New("access: this address is not within engine-networks")
 
 // Networks are where engines and workers may be. A nil *Networks allows every address. It is

@@ -166,7 +166,7 @@ func TestRefuses(t *testing.T) {
 	s := must.Get(connect(t.Context(), url))(t)
 	defer func() { _ = s.close() }()
 	s.client.Set(t.Context(), "mine", 1, 0)
-	if _, err := Redis(t.Context(), smallConfig(url)); !errors.Is(err, ErrNotEmpty) {
+	if _, err := Redis(t.Context(), smallConfig(url)); !errors.Is(err, errNotEmpty) {
 		t.Errorf("on a database with a key: %v", err)
 	}
 	if n := s.client.Exists(t.Context(), "mine").Val(); n != 1 {
@@ -178,7 +178,7 @@ func TestRefuses(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	url := startURL(t, 1)
 	for at, part := range map[string]string{
-		"memory of": PartMemory, "writing": PartLookup, "lookup of": PartLookup, "events of": PartIngest, "sweeping": PartRetire, "the peer clears": PartRetire,
+		"memory of": partMemory, "writing": partLookup, "lookup of": partLookup, "events of": partIngest, "sweeping": partRetire, "the peer clears": partRetire,
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := smallConfig(url)

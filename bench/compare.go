@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
 // minSample is how long a sample of operations should take at least. Shorter ones
@@ -26,7 +28,7 @@ type Side struct {
 	Millis Spread `json:"millis"`
 	// Ratio is Millis as a multiple of the first side's, sample by sample.
 	Ratio Spread `json:"ratio"`
-	// RatioToSecond is the same to the second side's, where that is told.
+	// RatioToSecond is the same of the second side's, where that is asked for.
 	RatioToSecond *Spread `json:"ratio_to_second,omitempty"`
 	// ServerMicros and ClientMicros are medians of CPU time in the servers' main
 	// threads and in this process.
@@ -62,7 +64,7 @@ type turns struct {
 	burst int
 	// workers is how many operations run at the same time; 0 is one.
 	workers int
-	// second is a further side that ratios are to be told to, if not 0.
+	// second is a further side to which ratios are made, if not 0.
 	second int
 }
 
@@ -115,12 +117,12 @@ func compare(ctx context.Context, s *server, t turns, list []contender) ([]Side,
 			if err != nil {
 				return nil, err
 			}
-			trips, cpu, begin := list[i].trips(), processCPU(), time.Now()
+			trips, cpu, begin := list[i].trips(), cputime.Process(), time.Now()
 			if err := t.run(ctx, list[i], st.seq, st.burst); err != nil {
 				return nil, err
 			}
 			st.seq += st.burst
-			took, used := time.Since(begin), processCPU()-cpu
+			took, used := time.Since(begin), cputime.Process()-cpu
 			st.trips += float64(list[i].trips() - trips)
 			after, err := s.read(ctx)
 			if err != nil {

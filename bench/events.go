@@ -101,7 +101,7 @@ func (r *redisRun) events(ctx context.Context, pods []string, peers []*peer) err
 			return err
 		}
 	}
-	if !r.wants(PartRetire) {
+	if !r.wants(partRetire) {
 		return nil
 	}
 	// A sweep is to find nothing but what it is measured with.

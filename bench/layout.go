@@ -16,7 +16,7 @@ type layout interface {
 	// store and remove carry out an engine's event about the blocks.
 	store(ctx context.Context, pod string, keys []blockkey.Key) error
 	remove(ctx context.Context, pod string, keys []blockkey.Key) error
-	// lookup tells how many blocks from the start each pod holds.
+	// lookup returns how many blocks from the start each pod holds.
 	lookup(ctx context.Context, keys []blockkey.Key) (prefixes, error)
 	// forget deletes what the layout keeps of the blocks.
 	forget(ctx context.Context, keys []blockkey.Key) error

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// cpuModel names the processor where Linux tells it.
+// cpuModel names the processor on Linux.
 func cpuModel() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -19,7 +19,7 @@ func cpuModel() string {
 	return ""
 }
 
-// LoadAverage returns the load averages of 1, 5 and 15 minutes, as Linux tells them, or "".
+// LoadAverage returns the load averages of 1, 5 and 15 minutes, on Linux, else "".
 func LoadAverage() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -63,7 +63,7 @@ func (c MemoryConfig) withDefaults() (MemoryConfig, error) {
 }
 
 // MemoryReport is what Memory has measured. All times are CPU time of the
-// measuring thread where the system tells it (Linux), else by the clock.
+// measuring thread where the system has it (Linux), else by the clock.
 type MemoryReport struct {
 	Machine    string        `json:"machine"`
 	Began      time.Time     `json:"began"`

@@ -113,8 +113,8 @@ type Command struct {
 	Max    float64 `json:"max_ms"`
 }
 
-// commandTimes resets the servers' statistics of commands, and tells them to keep
-// what times needs. What they were told before is for undo.
+// commandTimes resets the servers' statistics of commands, and has them keep
+// times. The configuration before is for undo.
 type commandTimes struct {
 	s   *server
 	old []map[string]string // of each node

@@ -61,14 +61,14 @@ type RedisConfig struct {
 
 // The parts of Redis.
 const (
-	PartMemory = "memory"
-	PartLookup = "lookup"
-	PartIngest = "ingest"
-	PartRetire = "retire"
+	partMemory = "memory"
+	partLookup = "lookup"
+	partIngest = "ingest"
+	partRetire = "retire"
 )
 
-// RedisParts are all of them, in the order in which they are made.
-var RedisParts = []string{PartMemory, PartLookup, PartIngest, PartRetire}
+// redisParts are all of them, in the order in which they are made.
+var redisParts = []string{partMemory, partLookup, partIngest, partRetire}
 
 func (c RedisConfig) withDefaults() (RedisConfig, error) {
 	c.Pods = cmp.Or(c.Pods, 10)
@@ -81,7 +81,7 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 	c.idle = cmp.Or(c.idle, 5*time.Second)
 	c.usedIDs = cmp.Or(c.usedIDs, 100_000)
 	if len(c.Parts) == 0 {
-		c.Parts = RedisParts
+		c.Parts = redisParts
 	}
 	if len(c.Sizes) == 0 {
 		c.Sizes = []int{128, 1024, 8192}
@@ -93,8 +93,8 @@ func (c RedisConfig) withDefaults() (RedisConfig, error) {
 		c.Progress = func(string) {}
 	}
 	for _, p := range c.Parts {
-		if !slices.Contains(RedisParts, p) {
-			return c, fmt.Errorf("bench: part %q is not one of %s", p, strings.Join(RedisParts, ", "))
+		if !slices.Contains(redisParts, p) {
+			return c, fmt.Errorf("bench: part %q is not one of %s", p, strings.Join(redisParts, ", "))
 		}
 	}
 	check := func(what string, v, low, high int) error {
@@ -214,12 +214,12 @@ type redisRun struct {
 }
 
 func (r *redisRun) all(ctx context.Context) error {
-	if r.wants(PartMemory) {
+	if r.wants(partMemory) {
 		if err := r.memory(ctx); err != nil {
 			return fmt.Errorf("memory: %w", err)
 		}
 	}
-	if !r.wants(PartLookup) && !r.wants(PartIngest) && !r.wants(PartRetire) {
+	if !r.wants(partLookup) && !r.wants(partIngest) && !r.wants(partRetire) {
 		return nil
 	}
 	main := newCorpus(1, r.c.Keys, max(slices.Max(r.c.Sizes), 1024))
@@ -227,7 +227,7 @@ func (r *redisRun) all(ctx context.Context) error {
 	pods := podNames(r.c.Pods)
 	peers := []*peer{newPeer(r.s, false, true), newPeer(r.s, true, true)}
 	layouts := []layout{r.ours}
-	if r.wants(PartLookup) || r.wants(PartIngest) {
+	if r.wants(partLookup) || r.wants(partIngest) {
 		layouts = append(layouts, peers[0], peers[1])
 	}
 	for _, l := range layouts {
@@ -243,12 +243,12 @@ func (r *redisRun) all(ctx context.Context) error {
 	if err := r.s.settle(ctx); err != nil {
 		return err
 	}
-	if r.wants(PartLookup) {
+	if r.wants(partLookup) {
 		if err := r.lookup(ctx, main, peers); err != nil {
 			return fmt.Errorf("lookup: %w", err)
 		}
 	}
-	if r.wants(PartIngest) {
+	if r.wants(partIngest) {
 		if err := r.events(ctx, pods, append(peers, newPeer(r.s, true, false))); err != nil {
 			return fmt.Errorf("ingest: %w", err)
 		}
@@ -259,7 +259,7 @@ func (r *redisRun) all(ctx context.Context) error {
 			return err
 		}
 	}
-	if r.wants(PartRetire) {
+	if r.wants(partRetire) {
 		if err := r.retire(ctx, main, pods); err != nil {
 			return fmt.Errorf("retire: %w", err)
 		}

@@ -118,7 +118,7 @@ func (r *redisRun) retire(ctx context.Context, main corpus, pods []string) (err 
 	return nil
 }
 
-// retireSeen retires a pod and tells how long the call took, and after how long
+// retireSeen retires a pod. It returns how long the call took, and after how long
 // another client's lookup has come back without it. A lookup that begins after
 // the call and still credits the pod is an error.
 func retireSeen(ctx context.Context, x *redis.Index, other *ours, pod string, keys []blockkey.Key) (call, seen time.Duration, err error) {

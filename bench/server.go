@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/kvatlas/kvatlas/internal/cputime"
 )
 
 // server is the Redis that is measured, seen from the side: what it counts, and
@@ -23,8 +25,8 @@ type server struct {
 	trips *tripCounter
 }
 
-// ErrNotEmpty says that the database has keys, so that it may be in use.
-var ErrNotEmpty = errors.New("bench: the database is not empty")
+// errNotEmpty says that the database has keys, so that it may be in use.
+var errNotEmpty = errors.New("bench: the database is not empty")
 
 // connect connects to a server as the peer does: with go-redis and its defaults.
 func connect(ctx context.Context, address string) (*server, error) {
@@ -150,13 +152,8 @@ func (s *server) read(ctx context.Context) (reading, error) {
 		if _, err := pipe.Exec(ctx); err != nil {
 			return r, err
 		}
-		c, st := parseInfo(cpu.Val()), parseInfo(stats.Val())
-		// Servers before 6.2 do not tell their main thread from the others.
-		user, sys := c["used_cpu_user_main_thread"], c["used_cpu_sys_main_thread"]
-		if user == "" {
-			user, sys = c["used_cpu_user"], c["used_cpu_sys"]
-		}
-		r.cpu += time.Duration((number(user) + number(sys)) * float64(time.Second))
+		st := parseInfo(stats.Val())
+		r.cpu += cputime.Redis(cpu.Val())
 		r.in += number(st["total_net_input_bytes"])
 		r.out += number(st["total_net_output_bytes"])
 	}
@@ -215,7 +212,7 @@ func (s *server) mustBeEmpty(ctx context.Context) error {
 	case err != nil:
 		return err
 	case n > 0:
-		return fmt.Errorf("%w: it has %d keys. Name an empty one (redis://host:port/db), or let the program start a server of its own", ErrNotEmpty, n)
+		return fmt.Errorf("%w: it has %d keys. Name an empty one (redis://host:port/db), or let the program start a server of its own", errNotEmpty, n)
 	}
 	return nil
 }

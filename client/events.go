@@ -8,11 +8,11 @@ import (
 
 // The kinds of Event.
 const (
-	// EventStored tells that blocks are in the cache from now on.
+	// EventStored says that blocks are in the cache from now on.
 	EventStored = "BlockStored"
-	// EventRemoved tells that one copy of each block is gone.
+	// EventRemoved says that one copy of each block is gone.
 	EventRemoved = "BlockRemoved"
-	// EventCleared tells that the cache is empty.
+	// EventCleared says that the cache is empty.
 	EventCleared = "AllBlocksCleared"
 )
 

@@ -27,7 +27,7 @@ type HotPrefix struct {
 	Missed   float64 `json:"missed"`
 	// Sent are the ranks that got most of them, most first.
 	Sent []SentTo `json:"sent"`
-	// HeldBy are the ranks that hold all of it; nil where the index did not tell.
+	// HeldBy are the ranks that hold all of it; nil where the index did not answer.
 	HeldBy []PrefixHolder `json:"held_by,omitzero"`
 	// Copies is on how many ranks it should be, and ShouldHold those that should hold it besides,
 	// first those that need it most.

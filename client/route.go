@@ -246,7 +246,7 @@ type RankLoad struct {
 	Load
 	// Engine is what the rank's engine has reported within 10 s, nil for nothing.
 	Engine *EngineLoad `json:"engine"`
-	// Truth is what its requests were promised and given, nil where none has told.
+	// Truth is what its requests were promised and given, nil where none has reported it.
 	Truth *Truth `json:"truth"`
 }
 
@@ -272,7 +272,7 @@ type Truth struct {
 	Requests        int64 `json:"requests"`
 	PredictedTokens int64 `json:"predicted_tokens"`
 	DeliveredTokens int64 `json:"delivered_tokens"`
-	// Lies reports whether it was given less than half, of enough requests to tell.
+	// Lies reports whether it was given less than half, of enough requests to judge by.
 	Lies bool `json:"lies"`
 }
 
@@ -374,7 +374,7 @@ type EngineReport struct {
 	KVTokens int64 `json:"kv_tokens,omitempty"`
 }
 
-// PushLoad tells what an engine says of its own load, and returns for how long that counts.
+// PushLoad reports what an engine says of its own load, and returns for how long that counts.
 // A pod that is not known is an *Error with status 404.
 func (c *Client) PushLoad(ctx context.Context, pod string, r EngineReport) (time.Duration, error) {
 	var out struct {

@@ -117,7 +117,7 @@ func refusedEvents(err error) error {
 	return &refusal.Error{Status: http.StatusBadRequest, Code: code, Message: err.Error()}
 }
 
-// fromQuery fills in what a message as engines publish it does not tell.
+// fromQuery fills in from the query what a message of an engine does not have.
 func fromQuery(p *event.Push, q url.Values) error {
 	p.Pod, p.Model, p.Engine = q.Get("pod"), q.Get("model"), q.Get("engine")
 	for _, name := range []string{"pod", "model"} {

@@ -16,7 +16,7 @@ type RankLoad struct {
 	store.RankRef
 	Model string
 	Load  loads.Load
-	// Engine is what the engine has told lately, nil for nothing. Now is the time by the same
+	// Engine is what the engine has reported lately, nil for nothing. Now is the time by the same
 	// clock.
 	Engine *loads.Engine
 	Now    int64

@@ -23,7 +23,7 @@ const (
 	pods = 10
 	// vocabulary bounds the tokens: numbers of five and six digits, as those of models in use.
 	vocabulary = 150_000
-	// settleTimeout is how long a server may take for what engines tell.
+	// settleTimeout is how long a server may take for engines' events.
 	settleTimeout = 40 * time.Second
 )
 
@@ -79,7 +79,7 @@ func heard(engines []*engine, servers int) error {
 	return nil
 }
 
-// stored are the messages that tell that blocks of a prompt are stored, so many blocks in each.
+// stored are the messages by which the blocks of a prompt are stored, so many blocks in each.
 func stored(dst [][]byte, tokens []uint32, blocks int) [][]byte {
 	var hashes []event.Hash
 	for _, k := range blockKeys(tokens, engineBlock) {

@@ -8,8 +8,8 @@
 // Each round starts Dynamo's indexer and selection service, three servers of kvatlas, and a
 // redis-server: processes of one build differ, so each sample is of another one. Ten engines publish
 // the same events to all of them, so that they hold the same prompts. Then all get the same prompts in
-// turn: first on one connection, one call after the other, then on eight at once. At last each is told of
-// new blocks by engines of its own, from the wire to its index.
+// turn: first on one connection, one call after the other, then on eight at once. At last each hears of
+// new blocks from engines of its own, from the wire to its index.
 //
 // A cost is the processor time of the server's process by its schedstat. That of kvatlas in Redis mode
 // includes that of Redis' main thread. Ratios are of samples of the same round.
@@ -105,7 +105,7 @@ func measure(ctx context.Context, o *options, s *sides, prompts map[int][][]uint
 	return m.take(ctx, round)
 }
 
-// fill lets the engines tell all servers of all prompts, and waits until they hold them.
+// fill has the engines publish the blocks of all prompts to all servers, and waits until they hold them.
 func fill(ctx context.Context, s *sides, engines []*engine, prompts map[int][][]uint32, told [][]byte) error {
 	for _, x := range s.all() {
 		if err := x.register(ctx, model, 1, endpoints(engines)); err != nil {
@@ -138,7 +138,7 @@ func fill(ctx context.Context, s *sides, engines []*engine, prompts map[int][][]
 
 // hold waits until all sides hold all prompts.
 func (s *sides) hold(ctx context.Context, prompts map[int][][]uint32) error {
-	// What was told last is short, so that little is asked while they are not done.
+	// What was published last is short: while a server is not done it is asked for little.
 	for _, n := range slices.Backward(lengths) {
 		for _, p := range slices.Backward(prompts[n]) {
 			for _, x := range s.all() {

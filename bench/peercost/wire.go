@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/bench"
 )
 
-// wireChain is the length of the prompts of which new blocks are told, in blocks of the engine.
+// wireChain is the length of the prompts that are new to a side, in blocks of the engine.
 const wireChain = 128
 
 // wireBlocks are how many blocks an engine stores in a sample, by how many an event has: enough

@@ -115,7 +115,7 @@ func (p *program) readSimCall(args []string) (*simCall, error) {
 			return nil, fmt.Errorf("--%s is %d: %d ports from there on are needed", port.name, port.from, port.n)
 		}
 	}
-	// What is wrong with the rest is told before anything is bound.
+	// The rest is checked before anything is bound.
 	if _, err := wire.NewPod(c.podConfigs()[0]); err != nil {
 		return nil, err
 	}

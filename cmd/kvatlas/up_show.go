@@ -192,7 +192,7 @@ func (s *show) take(ctx context.Context, turn *talks.Turn, round uint64) error {
 	return nil
 }
 
-// ask has a pod answer a completion. first is told with the first token how many tokens of
+// ask has a pod answer a completion. first gets with the first token how many tokens of
 // the prompt were cached.
 func (s *show) ask(ctx context.Context, pod string, body any, first func(cached int) error) error {
 	b, err := json.Marshal(body)

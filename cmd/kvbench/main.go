@@ -71,7 +71,7 @@ func main() {
 	}
 }
 
-// run writes the report alone to stdout; what is going on is told on stderr.
+// run writes the report alone to stdout, and its progress to stderr.
 func run(ctx context.Context, stdout, stderr io.Writer, args []string) error {
 	what := ""
 	if len(args) > 0 {

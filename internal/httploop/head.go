@@ -67,7 +67,7 @@ type known struct {
 // maxDigits is how long a length is at most that fits an int64 whatever its digits are.
 const maxDigits = 18
 
-// remember takes a request that was read from a head, if another one like it can be told.
+// remember takes a request that was read from a head, if another one like it can be recognized.
 func (k *known) remember(head []byte, r *http.Request) {
 	at := len(head)
 	k.digits = ""

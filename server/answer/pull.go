@@ -21,7 +21,7 @@ type transferParams struct {
 // headerSource gives llm-d's sidecars the pod to fetch from.
 const headerSource = "x-kv-cache-source-host-port"
 
-// addPull tells in an answer what is fetched for a request, whose id may be empty.
+// addPull adds to an answer what is fetched for a request. The request may have no id.
 func (a *Routed) addPull(d *route.Decision, id string) {
 	if w := d.Ways; w != nil {
 		a.PullPlan = &client.PullPlan{Wait: wayOf(w.Wait), Recompute: wayOf(w.Recompute), Pull: wayOf(w.Pull)}

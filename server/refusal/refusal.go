@@ -87,9 +87,9 @@ func TooLarge(param, format string, args ...any) *Error {
 // away before its answer; it is never sent. The number is nginx's.
 const statusClientGone = 499
 
-// mapping says how an error of the packages below is told to a client. An
-// empty message tells the error's own; a fixed one keeps what is inside
-// (addresses, paths) inside, and the error goes to the log.
+// mapping gives errors of the packages below their status and code. Where the message is
+// empty, the client gets the error's own text. A fixed one keeps addresses and paths inside,
+// and the error goes to the log.
 var mapping = []struct {
 	is      error
 	status  int

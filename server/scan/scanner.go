@@ -94,12 +94,12 @@ func Decode[T any](s *Scanner, fs Fields[T], dst *T) (seen uint64, err error) {
 }
 
 func object[T any](s *Scanner, fs Fields[T], dst *T) (seen uint64, err error) {
-	if !s.TakeByte('{') {
+	if !s.takeByte('{') {
 		return 0, s.Unexpected("an object")
 	}
 	base := len(s.path)
 	s.Space()
-	if s.TakeByte('}') {
+	if s.takeByte('}') {
 		return 0, nil
 	}
 	var nulls uint64 // fields that were there and null
@@ -134,7 +134,7 @@ func object[T any](s *Scanner, fs Fields[T], dst *T) (seen uint64, err error) {
 			return 0, s.Wrong("is given twice")
 		}
 		s.Space()
-		if !s.TakeByte(':') {
+		if !s.takeByte(':') {
 			return 0, s.Syntax("':'")
 		}
 		s.Space()
@@ -169,10 +169,10 @@ func Nested[T any](s *Scanner, fs Fields[T], dst *T) error {
 func (s *Scanner) next(base int) (done bool, err error) {
 	s.path = s.path[:base]
 	s.Space()
-	if s.TakeByte('}') {
+	if s.takeByte('}') {
 		return true, nil
 	}
-	if !s.TakeByte(',') {
+	if !s.takeByte(',') {
 		return false, s.Syntax("',' or '}'")
 	}
 	return false, nil
@@ -180,12 +180,12 @@ func (s *Scanner) next(base int) (done bool, err error) {
 
 // Members reads an object of any fields, at most limit; read reads the value of one.
 func (s *Scanner) Members(what string, limit int, read func(name string) error) error {
-	if !s.TakeByte('{') {
+	if !s.takeByte('{') {
 		return s.Unexpected(what)
 	}
 	base := len(s.path)
 	s.Space()
-	if s.TakeByte('}') {
+	if s.takeByte('}') {
 		return nil
 	}
 	for n := 0; ; n++ {
@@ -204,7 +204,7 @@ func (s *Scanner) Members(what string, limit int, read func(name string) error) 
 		at := len(s.path)
 		s.path = append(s.path, name...)
 		s.Space()
-		if !s.TakeByte(':') {
+		if !s.takeByte(':') {
 			return s.Syntax("':'")
 		}
 		s.Space()
@@ -213,10 +213,10 @@ func (s *Scanner) Members(what string, limit int, read func(name string) error) 
 		}
 		s.path = s.path[:base]
 		s.Space()
-		if s.TakeByte('}') {
+		if s.takeByte('}') {
 			return nil
 		}
-		if !s.TakeByte(',') {
+		if !s.takeByte(',') {
 			return s.Syntax("',' or '}'")
 		}
 	}
@@ -224,11 +224,11 @@ func (s *Scanner) Members(what string, limit int, read func(name string) error) 
 
 // Array reads the elements of an array, at most limit.
 func (s *Scanner) Array(what string, limit int, element func() error) error {
-	if !s.TakeByte('[') {
+	if !s.takeByte('[') {
 		return s.Unexpected(what)
 	}
 	s.Space()
-	if s.TakeByte(']') {
+	if s.takeByte(']') {
 		return nil
 	}
 	base := len(s.path)
@@ -243,10 +243,10 @@ func (s *Scanner) Array(what string, limit int, element func() error) error {
 		}
 		s.path = s.path[:base]
 		s.Space()
-		if s.TakeByte(']') {
+		if s.takeByte(']') {
 			return nil
 		}
-		if !s.TakeByte(',') {
+		if !s.takeByte(',') {
 			return s.Syntax("',' or ']'")
 		}
 	}
@@ -362,8 +362,8 @@ func (s *Scanner) Space() {
 	}
 }
 
-// TakeByte moves on over c, if that is next.
-func (s *Scanner) TakeByte(c byte) bool {
+// takeByte moves on over c, if that is next.
+func (s *Scanner) takeByte(c byte) bool {
 	if s.pos < len(s.data) && s.data[s.pos] == c {
 		s.pos++
 		return true

@@ -55,7 +55,7 @@ func (s *Scanner) pass(name []byte) (bool, error) {
 		return true, s.Wrong("is given twice")
 	}
 	s.Space()
-	if !s.TakeByte(':') {
+	if !s.takeByte(':') {
 		return true, s.Syntax("':'")
 	}
 	s.Space()

@@ -11,7 +11,7 @@ import (
 
 // StringBytes reads a string. The bytes are valid until the next one is read.
 func (s *Scanner) StringBytes(what string) ([]byte, error) {
-	if !s.TakeByte('"') {
+	if !s.takeByte('"') {
 		return nil, s.Unexpected(what)
 	}
 	start := s.pos

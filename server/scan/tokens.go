@@ -17,11 +17,11 @@ import (
 // Tokens appends an array of token ids to dst. This is where most bytes of
 // most requests pass.
 func (s *Scanner) Tokens(dst []uint32, limit int) ([]uint32, error) {
-	if !s.TakeByte('[') {
+	if !s.takeByte('[') {
 		return dst, s.Unexpected("an array of tokens")
 	}
 	s.Space()
-	if s.TakeByte(']') {
+	if s.takeByte(']') {
 		return dst, nil
 	}
 	first, data := len(dst), s.data
@@ -222,11 +222,11 @@ func (s *Scanner) badToken(n int) error {
 
 // BlockKeys appends an array of block keys to dst.
 func (s *Scanner) BlockKeys(dst []blockkey.Key, limit int) ([]blockkey.Key, error) {
-	if !s.TakeByte('[') {
+	if !s.takeByte('[') {
 		return dst, s.Unexpected("an array of block keys")
 	}
 	s.Space()
-	if s.TakeByte(']') {
+	if s.takeByte(']') {
 		return dst, nil
 	}
 	base := len(s.path)
@@ -246,10 +246,10 @@ func (s *Scanner) BlockKeys(dst []blockkey.Key, limit int) ([]blockkey.Key, erro
 		}
 		dst = append(dst, k)
 		s.Space()
-		if s.TakeByte(']') {
+		if s.takeByte(']') {
 			return dst, nil
 		}
-		if !s.TakeByte(',') {
+		if !s.takeByte(',') {
 			return dst, s.Syntax("',' or ']'")
 		}
 	}

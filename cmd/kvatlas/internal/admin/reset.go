@@ -77,7 +77,7 @@ func Reset(ctx context.Context, p *cli.Program, args []string) int {
 }
 
 // hasPod is an error when the index says that it does not know the pod: then there is
-// nothing to ask for. "" is no pod. What else goes wrong is told by what comes after.
+// nothing to ask for. "" is no pod. Other errors are left to the reset itself.
 func (at *place) hasPod(ctx context.Context, pod string) error {
 	switch {
 	case pod == "":

@@ -114,7 +114,7 @@ func openDump(p *cli.Program, name string) (in io.Reader, closeIn func(), err er
 // notEvents is an error when what is to be read is a record of events. That is JSON by
 // lines, too, and often lies beside a dump. It consumes nothing.
 func notEvents(in *bufio.Reader) error {
-	begin, _ := in.Peek(in.Size()) // what cannot be read is told when it is
+	begin, _ := in.Peek(in.Size()) // an error shows up again when the dump is read
 	line, _, _ := bytes.Cut(begin, []byte("\n"))
 	// A payload may be longer than what is looked at.
 	if bytes.HasPrefix(line, []byte(`{"timestamp":`)) && (bytes.Contains(line, []byte(`"payload":"`)) || bytes.Contains(line, []byte(`"event":`))) {

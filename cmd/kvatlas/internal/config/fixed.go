@@ -236,10 +236,10 @@ func refuseRemoved(place, name string) error {
 
 // variableOf is the environment variable of a setting.
 func variableOf(name string) string {
-	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
 // settingOf is the setting of an environment variable.
 func settingOf(variable string) string {
-	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(variable, EnvPrefix), "_", "-"))
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(variable, envPrefix), "_", "-"))
 }

@@ -91,7 +91,7 @@ func (l *Loader) Load(env []string, readFile func(string) ([]byte, error)) (*Loa
 		}
 		out.Origins[s.Name] = origin
 		if err := s.set(&out.Config, text); err != nil {
-			errs = append(errs, &SettingError{Setting: s.Name, Origin: origin, Err: err})
+			errs = append(errs, &settingError{Setting: s.Name, Origin: origin, Err: err})
 		}
 	}
 	if errors.Join(errs...) == nil {
@@ -115,29 +115,29 @@ func (l *Loader) defaultOf(s *Setting) string {
 // or the name and its line in the file.
 func (l *Loaded) Given(setting string) string {
 	origin := l.Origins[setting]
-	if strings.HasPrefix(origin, "--") || strings.HasPrefix(origin, EnvPrefix) {
+	if strings.HasPrefix(origin, "--") || strings.HasPrefix(origin, envPrefix) {
 		return origin
 	}
 	return setting + " (" + origin + ")"
 }
 
-// SettingError says which setting is wrong and where its value was given.
-type SettingError struct {
+// settingError says which setting is wrong and where its value was given.
+type settingError struct {
 	// Setting is the setting's name, Origin as in Loaded.Origins.
 	Setting, Origin string
 	Err             error
 }
 
 // Error implements error.
-func (e *SettingError) Error() string {
-	if strings.HasPrefix(e.Origin, "--") || strings.HasPrefix(e.Origin, EnvPrefix) {
+func (e *settingError) Error() string {
+	if strings.HasPrefix(e.Origin, "--") || strings.HasPrefix(e.Origin, envPrefix) {
 		return fmt.Sprintf("%s: %v", e.Origin, e.Err)
 	}
 	return fmt.Sprintf("%s: %s: %v", e.Origin, e.Setting, e.Err)
 }
 
 // Unwrap gives the reason.
-func (e *SettingError) Unwrap() error { return e.Err }
+func (e *settingError) Unwrap() error { return e.Err }
 
 // value is a text and where it was found.
 type value struct{ text, place string }
@@ -151,7 +151,7 @@ var otherVariables = []string{
 }
 
 // testVariables begins the names that only tests read.
-const testVariables = EnvPrefix + "TEST_"
+const testVariables = envPrefix + "TEST_"
 
 // serviceLink matches the variables that Kubernetes puts into every container
 // for each Service of its namespace. A Service named kvatlas or kvatlas-redis
@@ -178,7 +178,7 @@ func (l *Loader) readEnv(env []string) (map[string]value, error) {
 			}
 			continue
 		}
-		if !strings.HasPrefix(name, EnvPrefix) {
+		if !strings.HasPrefix(name, envPrefix) {
 			continue
 		}
 		setting, ok := byEnv[name]

@@ -254,7 +254,7 @@ func TestPodsThatCanBe(t *testing.T) {
 
 func TestSettingErrorIsFound(t *testing.T) {
 	_, err := load(t, nil, []string{"KVATLAS_BLOCK_SIZE=x"}, "")
-	var se *SettingError
+	var se *settingError
 	if !errors.As(err, &se) || se.Setting != "block-size" || se.Origin != "KVATLAS_BLOCK_SIZE" {
 		t.Errorf("got %#v", err)
 	}

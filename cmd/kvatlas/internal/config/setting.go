@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
-// EnvPrefix begins the name of every environment variable of kvatlas.
-const EnvPrefix = "KVATLAS_"
+// envPrefix begins the name of every environment variable of kvatlas.
+const envPrefix = "KVATLAS_"
 
 // Setting describes one field of Config.
 type Setting struct {
