@@ -25,9 +25,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/must"
 )
 
-// ProgramVariable is the environment variable that names another program to
+// programVariable is the environment variable that names another program to
 // test with than the redis-server on PATH: another version, or valkey-server.
-const ProgramVariable = "KVATLAS_TEST_REDIS_SERVER"
+const programVariable = "KVATLAS_TEST_REDIS_SERVER"
 
 // startTimeout is how long a server may take to answer its first PING. It is
 // long because test machines are shared and slow.
@@ -95,7 +95,7 @@ func prepare(tb testing.TB, mode string, args ...string) *Server {
 // program is the server program.
 func program(tb testing.TB) string {
 	tb.Helper()
-	name := cmp.Or(os.Getenv(ProgramVariable), "redis-server")
+	name := cmp.Or(os.Getenv(programVariable), "redis-server")
 	bin, err := exec.LookPath(name)
 	if err != nil {
 		tb.Fatalf("redistest: there is no %s: `make test` installs redis-server (on Debian: apt-get install redis-server): %v", name, err)

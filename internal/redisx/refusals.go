@@ -76,9 +76,9 @@ func (r *refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// RefusedEntry reports whether err says that the server does not let the user in. It has no user of
+// refusedEntry reports whether err says that the server does not let the user in. It has no user of
 // that name, the password is wrong, or it needs one and the URL has none.
-func RefusedEntry(err error) bool {
+func refusedEntry(err error) bool {
 	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH")
 }
 
@@ -95,16 +95,16 @@ func (r *refusals) hear(ctx context.Context, err error, of func(redis.Cmder) err
 		return // as always
 	}
 	refused, taken := map[string]error{}, map[string]bool{}
-	if RefusedEntry(err) {
+	if refusedEntry(err) {
 		refused[""] = err
 	}
 	for _, c := range cmds {
 		err := of(c)
 		if reply, raw := rawReply(c); raw && err == nil {
-			err = rawError(reply)
+			err = ReplyError(reply)
 		}
 		switch {
-		case RefusedEntry(err):
+		case refusedEntry(err):
 			refused[""] = err
 		case RefusedCommand(err):
 			taken[""] = true
@@ -132,19 +132,22 @@ func (e replyError) Error() string { return string(e) }
 // RedisError makes it a redis.Error.
 func (replyError) RedisError() {}
 
-// rawError returns the error that a reply in bytes is, nil for another reply.
-func rawError(reply []byte) error {
-	text, is := bytes.CutPrefix(reply, []byte("-"))
-	if !is {
+// ReplyError returns the error that a reply in bytes is, as go-redis has it; nil for another
+// reply.
+func ReplyError(reply []byte) error {
+	if len(reply) == 0 || reply[0] != '-' && reply[0] != '!' {
 		return nil
 	}
-	line, _, _ := bytes.Cut(text, []byte("\r\n"))
+	line, rest, _ := bytes.Cut(reply[1:], []byte("\r\n"))
+	if reply[0] == '!' { // RESP3 has errors that begin with their length
+		line, _, _ = bytes.Cut(rest, []byte("\r\n"))
+	}
 	return replyError(line)
 }
 
 func isRawError(c redis.Cmder) bool {
 	reply, _ := rawReply(c)
-	return len(reply) > 0 && reply[0] == '-'
+	return ReplyError(reply) != nil
 }
 
 // any reports whether some spell is on.

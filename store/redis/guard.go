@@ -262,14 +262,10 @@ type guardPart struct {
 // guardArgs appends what apply.lua takes for guards.
 func (x *Index) guardArgs(args []string, place int, attempt uint64, parts []guardPart) []string {
 	for _, p := range parts {
-		again := "0"
-		if p.guard.tried && place != keyspace.AtRegistry {
-			again = "1"
-		}
 		for _, v := range []uint64{uint64(p.guard.Generation), p.guard.Fence, p.guard.Seq, x.acks.after(p.guard, place)} {
 			args = append(args, strconv.FormatUint(v, 10))
 		}
-		args = append(args, again, strconv.FormatUint(attempt, 10), strconv.Itoa(p.n), strconv.Itoa(p.parts))
+		args = append(args, keyspace.Flag(p.guard.tried && place != keyspace.AtRegistry), strconv.FormatUint(attempt, 10), strconv.Itoa(p.n), strconv.Itoa(p.parts))
 	}
 	return args
 }
@@ -383,12 +379,8 @@ func (x *Index) fence(ctx context.Context, gen store.Generation, fence, seq uint
 }
 
 func fenceCall(records string, gen store.Generation, fence uint64, seq string, create bool) *keyspace.Call {
-	c := "0"
-	if create {
-		c = "1"
-	}
 	return &keyspace.Call{Script: lua.Fence, Keys: []string{records}, Args: []string{
-		strconv.FormatUint(uint64(gen), 10), strconv.FormatUint(fence, 10), seq, c,
+		strconv.FormatUint(uint64(gen), 10), strconv.FormatUint(fence, 10), seq, keyspace.Flag(create),
 	}}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -70,16 +71,14 @@ const lateAtOnce = 64
 // retireLate retires pods whose leases seem to have run out. The server looks
 // at its clock again, so that a renewal in between counts.
 func (x *Index) retireLate(ctx context.Context, pods []string) error {
-	for len(pods) > 0 {
-		n := min(len(pods), lateAtOnce)
-		calls := make([]*keyspace.Call, n)
-		for i, pod := range pods[:n] {
+	for part := range slices.Chunk(pods, lateAtOnce) {
+		calls := make([]*keyspace.Call, len(part))
+		for i, pod := range part {
 			calls[i] = x.retireCall(pod, "expired")
 		}
 		if _, err := x.space.Run(ctx, calls...); err != nil {
 			return err
 		}
-		pods = pods[n:]
 	}
 	return nil
 }

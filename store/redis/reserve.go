@@ -72,13 +72,8 @@ func (x *Index) isNew(ctx context.Context) (bool, error) {
 
 // timeFloor is the id to begin above when all that was known is lost.
 func (x *Index) timeFloor(ctx context.Context) (uint64, error) {
-	x.space.Trips.Add(1)
-	now, err := x.space.Client.Eval(ctx, "return redis.call('TIME')", []string{x.space.Names.Epoch}).StringSlice()
-	if err != nil || len(now) != 2 {
-		return 0, fmt.Errorf("redis: the server's time is %v: %w", now, err)
-	}
-	s, err := strconv.ParseInt(now[0], 10, 64)
-	return uint64(max(s-timeZero, 0)) * timeIDs, err
+	ms, err := x.space.Time(ctx)
+	return uint64(max(ms/1000-timeZero, 0)) * timeIDs, err
 }
 
 // reserveNeeded is what holders.lua says when it needs a higher limit; next is

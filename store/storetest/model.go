@@ -122,7 +122,7 @@ func (m *Model) Retire(pod string) (known bool) {
 // Begin begins a generation. Which number it gets is the index's business: the
 // model is told.
 func (m *Model) Begin(pod string, rank int, fence uint64, gen store.Generation) error {
-	if err := m.MayBegin(pod, rank, fence); err != nil {
+	if err := m.mayBegin(pod, rank, fence); err != nil {
 		return err
 	}
 	p := m.pods[pod]
@@ -132,8 +132,8 @@ func (m *Model) Begin(pod string, rank int, fence uint64, gen store.Generation) 
 	return nil
 }
 
-// MayBegin tells what Begin would return.
-func (m *Model) MayBegin(pod string, rank int, fence uint64) error {
+// mayBegin tells what Begin would return.
+func (m *Model) mayBegin(pod string, rank int, fence uint64) error {
 	p := m.pods[pod]
 	if p == nil {
 		return store.ErrUnknownPod

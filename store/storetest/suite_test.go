@@ -272,7 +272,7 @@ func (x *plain) Begin(ctx context.Context, pod string, rank int, fence uint64) (
 	if err := errors.Join(store.CheckPodName(pod), store.CheckRank(rank), store.CheckFence(fence)); err != nil {
 		return 0, err
 	}
-	if err := x.m.MayBegin(pod, rank, fence); err != nil {
+	if err := x.m.mayBegin(pod, rank, fence); err != nil {
 		return 0, err
 	}
 	x.nextID++

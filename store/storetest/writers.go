@@ -59,7 +59,7 @@ func (h *history) begin(t *rapid.T) {
 	pod := rapid.SampledFrom(historyPods).Draw(t, "pod")
 	rank := rapid.IntRange(0, 2).Draw(t, "rank")
 	fence := rapid.Uint64Range(1, historyFences).Draw(t, "fence")
-	want := h.m.MayBegin(pod, rank, fence)
+	want := h.m.mayBegin(pod, rank, fence)
 	x := h.handle(t)
 	var gen store.Generation
 	call := func() (err error) {

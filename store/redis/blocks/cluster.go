@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvatlas/kvatlas/blockkey"
+	"github.com/kvatlas/kvatlas/internal/redisx"
 )
 
 // readCluster reads from a cluster. It sends one MGET a partition, since a
@@ -107,7 +108,7 @@ func (b *Batch) takePart(ctx context.Context, p part) (err error) {
 	at := len(b.joined)
 	b.joined = append(b.joined, p.cmd.Val()...)
 	b.spans, err = readArray(b.spans[:0], b.joined, at, len(p.keys))
-	if reply := replyError(""); errors.As(err, &reply) {
+	if redisx.Refused(err) {
 		// The client does not look into raw replies, so it has not followed a
 		// redirection. That is what this is while slots move or a master is new. Plain
 		// commands follow it, and make the client learn the new places.

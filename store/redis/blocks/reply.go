@@ -1,26 +1,13 @@
 package blocks
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"strconv"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
-
-// replyError is an error that the server answered with, as its text.
-type replyError string
-
-var _ redis.Error = replyError("")
-
-func (e replyError) Error() string { return string(e) }
-
-// RedisError makes it a [redis.Error], as the same words are when go-redis reads them.
-func (e replyError) RedisError() {}
 
 // span is where a value lies in a buffer. A nil, which is what the server has to
 // say of a key that is not there or is no string, has len noValue.
@@ -50,16 +37,10 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 	if len(b) == 0 {
 		return dst, fmt.Errorf("%w: it is empty", keyspace.ErrProtocol)
 	}
-	switch b[0] {
-	case '*':
-	case '-':
-		line, _, _ := bytes.Cut(b[1:], crlf)
-		return dst, replyError(line)
-	case '!':
-		_, rest, _ := bytes.Cut(b, crlf)
-		line, _, _ := bytes.Cut(rest, crlf)
-		return dst, replyError(line)
-	default:
+	if err := redisx.ReplyError(b); err != nil {
+		return dst, err
+	}
+	if b[0] != '*' {
 		return dst, fmt.Errorf("%w: it begins with %q where an array should", keyspace.ErrProtocol, b[0])
 	}
 	n, i, err := readLen(buf, at+1)
@@ -94,8 +75,6 @@ func readArray(dst []span, buf []byte, at, want int) ([]span, error) {
 	}
 	return dst, nil
 }
-
-var crlf = []byte("\r\n")
 
 // readLen reads the number that ends at the end of a line, and returns where the
 // next line begins. No digits are 0.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/redisx"
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
@@ -22,8 +23,8 @@ func TestReadArray(t *testing.T) {
 		{"*2\r\n$0\r\n\r\n\"\r\n", values{"", ""}, nil},
 		{"*2\r\n\"\r\n$2\r\n17\r\n", values{"x", "17"}, keyspace.ErrProtocol},
 		{"*2\r\n_\r\n\"\r\n", values{nil, "x"}, keyspace.ErrProtocol},
-		{"-LOADING Redis is loading\r\n", nil, replyError("LOADING Redis is loading")},
-		{"!21\r\nSYNTAX invalid syntax\r\n", nil, replyError("SYNTAX invalid syntax")},
+		{"-LOADING Redis is loading\r\n", nil, redisx.ReplyError([]byte("-LOADING Redis is loading\r\n"))},
+		{"!21\r\nSYNTAX invalid syntax\r\n", nil, redisx.ReplyError([]byte("-SYNTAX invalid syntax\r\n"))},
 		{"", values{"x"}, keyspace.ErrProtocol},
 		{":3\r\n", values{"x"}, keyspace.ErrProtocol},
 		{"$3\r\nabc\r\n", values{"x"}, keyspace.ErrProtocol},

@@ -44,9 +44,6 @@ type Config struct {
 	Verify time.Duration
 	// Texts says that values of blocks may name pods by text, with which no feed is whole.
 	Texts bool
-	// VerifyDuty is the part of one connection's time that this may take; 0.1 by
-	// default.
-	VerifyDuty float64
 	// Wait is how long one read waits for entries; it bounds how late it is noticed that
 	// the server has gone. The default is 250 ms, at most half of the index's timeout.
 	Wait time.Duration
@@ -59,7 +56,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults(timeout time.Duration) (Config, error) {
-	c.Verify, c.VerifyDuty = cmp.Or(c.Verify, 10*time.Minute), cmp.Or(c.VerifyDuty, 0.1)
+	c.Verify = cmp.Or(c.Verify, 10*time.Minute)
 	c.Wait, c.Poll = cmp.Or(c.Wait, 250*time.Millisecond), cmp.Or(c.Poll, 5*time.Millisecond)
 	c.Retry = cmp.Or(c.Retry, time.Minute)
 	switch {
@@ -67,8 +64,6 @@ func (c Config) withDefaults(timeout time.Duration) (Config, error) {
 		return c, errors.New("redis: a feed without a sink")
 	case c.Entries != 0 && (c.Entries < MinEntries || c.Entries > MaxEntries):
 		return c, fmt.Errorf("redis: a log of %d entries; it can have %d to %d", c.Entries, MinEntries, MaxEntries)
-	case c.VerifyDuty < 0 || c.VerifyDuty > 1:
-		return c, fmt.Errorf("redis: verify duty %v; it can be 0 to 1", c.VerifyDuty)
 	case c.Wait < 0 || c.Poll < 0 || c.Retry < 0:
 		return c, errors.New("redis: a wait of a feed is negative")
 	}

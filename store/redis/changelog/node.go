@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -275,14 +276,7 @@ func (g *group) probe(ctx context.Context) error {
 // later reports whether the id of an entry is above another one.
 func later(a, b string) bool {
 	var x, y [2]uint64
-	for i, s := range []string{a, b} {
-		to := &x
-		if i == 1 {
-			to = &y
-		}
-		if _, err := fmt.Sscanf(s, "%d-%d", &to[0], &to[1]); err != nil {
-			return false
-		}
-	}
-	return x[0] > y[0] || x[0] == y[0] && x[1] > y[1]
+	_, wrongA := fmt.Sscanf(a, "%d-%d", &x[0], &x[1])
+	_, wrongB := fmt.Sscanf(b, "%d-%d", &y[0], &y[1])
+	return wrongA == nil && wrongB == nil && slices.Compare(x[:], y[:]) > 0
 }

@@ -11,8 +11,13 @@ import (
 	"github.com/kvatlas/kvatlas/store/redis/keyspace"
 )
 
-// pageBlocks is how many blocks a page has, about.
-const pageBlocks = 4096
+const (
+	// pageBlocks is how many blocks a page has, about.
+	pageBlocks = 4096
+	// verifyRest is how many times as long as it takes to read a page all blocks are rested
+	// from when they are read anew: a tenth of one connection's time is for that.
+	verifyRest = 9
+)
 
 // walk reads the blocks of partitions that are due, and later all of them again
 // from time to time.
@@ -54,8 +59,7 @@ func (f *Feed) walkOnce(ctx context.Context, verify bool) error {
 			return err
 		}
 		if verify {
-			rest := time.Duration(float64(time.Since(begin)) * (1 - f.c.VerifyDuty) / max(f.c.VerifyDuty, 0.001))
-			if err := keyspace.Sleep(ctx, rest); err != nil {
+			if err := keyspace.Sleep(ctx, verifyRest*time.Since(begin)); err != nil {
 				return err
 			}
 		}

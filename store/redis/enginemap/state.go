@@ -17,8 +17,8 @@ type State struct {
 	Text           string
 }
 
-// NewMap is the state of a map that nothing has been compacted of.
-const NewMap = "0,0,0"
+// newMap is the state of a map that nothing has been compacted of.
+const newMap = "0,0,0"
 
 // MaxPages is more pages than any map has: of 64 entries each, a billion.
 const MaxPages = 1 << 24
@@ -29,7 +29,7 @@ func ParseState(list []string) (State, error) {
 		return State{}, fmt.Errorf("%w: the server has lost the list of its map", store.ErrEnded)
 	}
 	s := State{Text: list[0]}
-	if s.Text == NewMap {
+	if s.Text == newMap {
 		return s, nil
 	}
 	if n, err := fmt.Sscanf(s.Text, "%d,%d,%d", &s.Compactions, &s.Pages, &s.Entries); err != nil || n != 3 || s.Pages < 1 || s.Pages > MaxPages || s.Pages&(s.Pages-1) != 0 || s.Entries < 0 {

@@ -106,7 +106,7 @@ func (s *Views) Take(gen store.Generation) *View {
 	defer s.mu.Unlock()
 	v := s.views[gen]
 	if v == nil {
-		return &View{State: State{Text: NewMap}}
+		return &View{State: State{Text: newMap}}
 	}
 	delete(s.views, gen)
 	s.bytes -= v.bytes()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -134,9 +135,8 @@ func (w *walk) walk(ctx context.Context) (all bool, err error) {
 
 // look reports the keys.
 func (w *walk) look(ctx context.Context, names []string, read map[string]bool) error {
-	for len(names) > 0 {
-		n := min(len(names), pipelineKeys)
-		keys, err := w.types(ctx, names[:n])
+	for part := range slices.Chunk(names, pipelineKeys) {
+		keys, err := w.types(ctx, part)
 		if err == nil {
 			err = w.values(ctx, keys, read)
 		}
@@ -150,7 +150,6 @@ func (w *walk) look(ctx context.Context, names []string, read map[string]bool) e
 			}
 		}
 		w.mu.Unlock()
-		names = names[n:]
 	}
 	return nil
 }

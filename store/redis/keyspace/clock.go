@@ -115,6 +115,15 @@ func (s *Space) stamp(ctx context.Context, calls []*Call, todo []int, until time
 	return nil
 }
 
+// Time asks the server of the registry for its time, in ms.
+func (s *Space) Time(ctx context.Context) (ms int64, err error) {
+	now, err := s.askTimes(ctx, []int{AtRegistry})
+	if err != nil {
+		return 0, err
+	}
+	return now[0].ms, nil
+}
+
 // askTimes asks the servers of places for their time.
 func (s *Space) askTimes(ctx context.Context, places []int) ([]told, error) {
 	dials := s.Conn.Dials()
@@ -135,7 +144,10 @@ func (s *Space) askTimes(ctx context.Context, places []int) ([]told, error) {
 	out := make([]told, len(places))
 	for i, c := range cmds {
 		v, err := c.Int64Slice()
-		if err != nil || len(v) != 2 {
+		if err == nil && len(v) != 2 {
+			err = ErrProtocol
+		}
+		if err != nil {
 			return nil, fmt.Errorf("redis: the server's time is %v: %w", c.Val(), err)
 		}
 		out[i] = told{ms: v[0]*1000 + v[1]/1000, heard: heard, dials: dials}

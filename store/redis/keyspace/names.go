@@ -60,11 +60,11 @@ type Names struct {
 	// Records are the guards' records at the registry.
 	Records string
 	// Logs are the logs of the partitions and, behind them, that of the registry.
-	Logs [blockkey.Partitions + 1]LogNames
+	Logs [blockkey.Partitions + 1]logNames
 }
 
-// LogNames are the stream of a log, and the key that says that it is on.
-type LogNames struct{ Logged, Log string }
+// logNames are the stream of a log, and the key that says that it is on.
+type logNames struct{ Logged, Log string }
 
 // NewNames returns the names of an index with a prefix.
 func NewNames(prefix string) *Names {
@@ -77,9 +77,9 @@ func NewNames(prefix string) *Names {
 	n.Pods, n.Live, n.Gen, n.Sweep = reg+"pods", reg+"live", reg+"gen", reg+"sweep"
 	n.Records = reg + "s"
 	for p, blocks := range &n.Blocks {
-		n.Logs[p] = LogNames{blocks + ":logged", blocks + ":log"}
+		n.Logs[p] = logNames{blocks + ":logged", blocks + ":log"}
 	}
-	n.Logs[blockkey.Partitions] = LogNames{reg + "logged", reg + "log"}
+	n.Logs[blockkey.Partitions] = logNames{reg + "logged", reg + "log"}
 	return n
 }
 
