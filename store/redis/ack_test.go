@@ -39,46 +39,42 @@ func TestAcksOfTheLivingStay(t *testing.T) {
 // TestEndedGenerationsAreForgotten: what is remembered of a generation goes when this
 // process hears of its end.
 func TestEndedGenerationsAreForgotten(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := Config{URL: url, NoSweep: true}
-			x, y := open(t, c), open(t, c)
-			wantKnown := func(when string, x *Index, gens ...store.Generation) {
-				t.Helper()
-				acks, lists := x.acks.acks.Keys(), x.lists.logs.Keys()
-				if fmt.Sprint(acks) != fmt.Sprint(gens) || fmt.Sprint(lists) != fmt.Sprint(gens) || x.views.Len() > len(gens) || len(x.acks.latest) > len(gens) {
-					t.Errorf("%s: acks of %v, logs of %v, %d views, pods %v; want %v", when, acks, lists, x.views.Len(), x.acks.latest, gens)
-				}
+	topologies(t, func(t *testing.T, url string) {
+		c := Config{URL: url, NoSweep: true}
+		x, y := open(t, c), open(t, c)
+		wantKnown := func(when string, x *Index, gens ...store.Generation) {
+			t.Helper()
+			acks, lists := x.acks.acks.Keys(), x.lists.logs.Keys()
+			if fmt.Sprint(acks) != fmt.Sprint(gens) || fmt.Sprint(lists) != fmt.Sprint(gens) || x.views.Len() > len(gens) || len(x.acks.latest) > len(gens) {
+				t.Errorf("%s: acks of %v, logs of %v, %d views, pods %v; want %v", when, acks, lists, x.views.Len(), x.acks.latest, gens)
 			}
-			var ended, gen store.Generation
-			for range 3 {
-				ended, gen = gen, mustBegin(t, x, "a", 1)
-				apply(t, x, mapBatch("a", gen, 1))
-				must.Get(x.ReadMap(t.Context(), gen, store.MapKey{}))(t)
-			}
-			wantKnown("after Begin of a later one", x, gen)
+		}
+		var ended, gen store.Generation
+		for range 3 {
+			ended, gen = gen, mustBegin(t, x, "a", 1)
+			apply(t, x, mapBatch("a", gen, 1))
+			must.Get(x.ReadMap(t.Context(), gen, store.MapKey{}))(t)
+		}
+		wantKnown("after Begin of a later one", x, gen)
 
-			if err := x.Apply(t.Context(), mapBatch("a", ended, 2)); !errors.Is(err, store.ErrEnded) {
-				t.Errorf("got %v, want ErrEnded", err)
-			}
-			wantKnown("after a straggler", x, gen)
+		if err := x.Apply(t.Context(), mapBatch("a", ended, 2)); !errors.Is(err, store.ErrEnded) {
+			t.Errorf("got %v, want ErrEnded", err)
+		}
+		wantKnown("after a straggler", x, gen)
 
-			// It goes over to another process, which begins the next one.
-			must.Get(y.TakeOver(t.Context(), gen, 1))(t)
-			apply(t, y, mapBatch("a", gen, 2))
-			next := mustBegin(t, y, "a", 1)
-			wantKnown("after the other's Begin", y, next)
-			if _, err := x.TakeOver(t.Context(), gen, 1); !errors.Is(err, store.ErrEnded) {
-				t.Errorf("got %v, want ErrEnded", err)
-			}
-			wantKnown("after TakeOver in vain", x)
+		// It goes over to another process, which begins the next one.
+		must.Get(y.TakeOver(t.Context(), gen, 1))(t)
+		apply(t, y, mapBatch("a", gen, 2))
+		next := mustBegin(t, y, "a", 1)
+		wantKnown("after the other's Begin", y, next)
+		if _, err := x.TakeOver(t.Context(), gen, 1); !errors.Is(err, store.ErrEnded) {
+			t.Errorf("got %v, want ErrEnded", err)
+		}
+		wantKnown("after TakeOver in vain", x)
 
-			must.Get(y.Retire(t.Context(), "a"))(t)
-			wantKnown("after Retire", y)
-		})
-	}
+		must.Get(y.Retire(t.Context(), "a"))(t)
+		wantKnown("after Retire", y)
+	})
 }
 
 // TestLogsAreBounded: a generation that is written without having been begun here counts

@@ -68,78 +68,74 @@ func (s *mapStory) check(t *testing.T, what string, x *Index) {
 // TestCompactDies: an owner that dies anywhere in a compaction leaves a map that is as it was. It is so to the next
 // owner, which may compact it, and to any earlier reader. A compaction of a former owner changes nothing.
 func TestCompactDies(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx := t.Context()
-			fence := uint64(0)
-			for _, grows := range []bool{false, true} {
-				for n, lived := 0, false; !lived; n++ {
-					for _, deaf := range []bool{false, true} {
-						rng := rand.New(rand.NewPCG(uint64(n), 1))
-						fence += 2
-						s := &mapStory{fence: fence, want: map[store.MapKey]string{}}
-						for i := range 4000 {
-							s.keys = append(s.keys, store.MapKey{Hash: rng.Uint64() >> rng.IntN(64), Part: uint16(i % 3)})
-						}
-						slices.SortFunc(s.keys, func(a, b store.MapKey) int { return cmp.Or(cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Part, b.Part)) })
-						s.keys = slices.Compact(s.keys)
-						rng.Shuffle(len(s.keys), func(i, j int) { s.keys[i], s.keys[j] = s.keys[j], s.keys[i] })
-						x, life := mortal(t, Config{URL: url})
-						x.lists.least = 1 << 20 // none but those of the test
-						next := open(t, Config{URL: url, NoSweep: true})
-						next.lists.least = 1 << 20
-						s.gen = mustBegin(t, x, "a", s.fence)
-						few := 1000
-						s.write(t, x, rng, 2000, few)
-						s.check(t, "before", next)
-						x.lists.least = 1
-						must.OK(t, x.compact(ctx, s.gen, s.fence))
-						s.check(t, "compacted once", next)
-						many := few
-						if grows {
-							many = len(s.keys)
-						}
-						s.write(t, x, rng, 4000, many)
-						s.check(t, "and changed", next)
-						life.limit(n, deaf)
-						err := x.compact(ctx, s.gen, s.fence)
-						life.limit(-1, false)
-						if lived = err == nil; !lived && !errors.Is(err, errDead) {
-							t.Fatal(err)
-						}
-						s.check(t, fmt.Sprintf("after %d commands", n), next)
-						s.check(t, "its own view", x)
-
-						// The next owner.
-						s.fence++
-						must.Get(next.TakeOver(ctx, s.gen, s.fence))(t)
-						next.lists.open(s.gen, s.fence, 0) // or it would look by itself
-						s.check(t, "taken over", next)
-						s.write(t, next, rng, 1500, many)
-						x.lists.least, next.lists.least = 1, 1
-						before := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val()
-						if err := x.compact(ctx, s.gen, s.fence-1); err != nil {
-							t.Fatalf("a zombie's compaction: %v", err)
-						}
-						if now := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val(); now != before {
-							t.Fatalf("a zombie has made the state %q of %q", now, before)
-						}
-						s.check(t, "after a zombie", next)
-						must.OK(t, next.compact(ctx, s.gen, s.fence))
-						s.check(t, "compacted by the next", next)
-						s.check(t, "as another reads it", x)
-						state, err := enginemap.ParseState(x.space.Client.LRange(ctx, x.space.Names.Changes(s.gen), 0, 0).Val())
-						if left := x.space.Client.LLen(ctx, x.space.Names.Changes(s.gen)).Val(); err != nil || left != 1 || state.Entries < len(s.want)-200 || state.Pages > 64 || state.Pages < 2 {
-							t.Fatalf("%d changes are left, the state is %+v, %v; there are %d entries", left, state, err, len(s.want))
-						}
-						_, _ = x.Close(), next.Close()
+	topologies(t, func(t *testing.T, url string) {
+		ctx := t.Context()
+		fence := uint64(0)
+		for _, grows := range []bool{false, true} {
+			for n, lived := 0, false; !lived; n++ {
+				for _, deaf := range []bool{false, true} {
+					rng := rand.New(rand.NewPCG(uint64(n), 1))
+					fence += 2
+					s := &mapStory{fence: fence, want: map[store.MapKey]string{}}
+					for i := range 4000 {
+						s.keys = append(s.keys, store.MapKey{Hash: rng.Uint64() >> rng.IntN(64), Part: uint16(i % 3)})
 					}
+					slices.SortFunc(s.keys, func(a, b store.MapKey) int { return cmp.Or(cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Part, b.Part)) })
+					s.keys = slices.Compact(s.keys)
+					rng.Shuffle(len(s.keys), func(i, j int) { s.keys[i], s.keys[j] = s.keys[j], s.keys[i] })
+					x, life := mortal(t, Config{URL: url})
+					x.lists.least = 1 << 20 // none but those of the test
+					next := open(t, Config{URL: url, NoSweep: true})
+					next.lists.least = 1 << 20
+					s.gen = mustBegin(t, x, "a", s.fence)
+					few := 1000
+					s.write(t, x, rng, 2000, few)
+					s.check(t, "before", next)
+					x.lists.least = 1
+					must.OK(t, x.compact(ctx, s.gen, s.fence))
+					s.check(t, "compacted once", next)
+					many := few
+					if grows {
+						many = len(s.keys)
+					}
+					s.write(t, x, rng, 4000, many)
+					s.check(t, "and changed", next)
+					life.limit(n, deaf)
+					err := x.compact(ctx, s.gen, s.fence)
+					life.limit(-1, false)
+					if lived = err == nil; !lived && !errors.Is(err, errDead) {
+						t.Fatal(err)
+					}
+					s.check(t, fmt.Sprintf("after %d commands", n), next)
+					s.check(t, "its own view", x)
+
+					// The next owner.
+					s.fence++
+					must.Get(next.TakeOver(ctx, s.gen, s.fence))(t)
+					next.lists.open(s.gen, s.fence, 0) // or it would look by itself
+					s.check(t, "taken over", next)
+					s.write(t, next, rng, 1500, many)
+					x.lists.least, next.lists.least = 1, 1
+					before := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val()
+					if err := x.compact(ctx, s.gen, s.fence-1); err != nil {
+						t.Fatalf("a zombie's compaction: %v", err)
+					}
+					if now := x.space.Client.LIndex(ctx, x.space.Names.Changes(s.gen), 0).Val(); now != before {
+						t.Fatalf("a zombie has made the state %q of %q", now, before)
+					}
+					s.check(t, "after a zombie", next)
+					must.OK(t, next.compact(ctx, s.gen, s.fence))
+					s.check(t, "compacted by the next", next)
+					s.check(t, "as another reads it", x)
+					state, err := enginemap.ParseState(x.space.Client.LRange(ctx, x.space.Names.Changes(s.gen), 0, 0).Val())
+					if left := x.space.Client.LLen(ctx, x.space.Names.Changes(s.gen)).Val(); err != nil || left != 1 || state.Entries < len(s.want)-200 || state.Pages > 64 || state.Pages < 2 {
+						t.Fatalf("%d changes are left, the state is %+v, %v; there are %d entries", left, state, err, len(s.want))
+					}
+					_, _ = x.Close(), next.Close()
 				}
 			}
-		})
-	}
+		}
+	})
 }
 
 // TestCompacts: with writes alone the list stays short, and pages become more.

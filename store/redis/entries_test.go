@@ -48,12 +48,6 @@ func (f *holdings) Run(n int, holders []store.HolderID) bool {
 	return f.stop == 0 || len(f.blocks) < f.stop
 }
 
-// topologies runs a test on a server and on a cluster.
-func topologies(t *testing.T, f func(t *testing.T, url string)) {
-	t.Run("server", func(t *testing.T) { f(t, redistest.Start(t).URL()) })
-	t.Run("cluster", func(t *testing.T) { f(t, redistest.StartCluster(t, 3, false).URL()) })
-}
-
 func lookEntries(t *testing.T, x *Index, form lmcache.EntryKind, parts int, names ...string) []string {
 	t.Helper()
 	f := &holdings{}

@@ -123,54 +123,50 @@ func TestLostWrites(t *testing.T) {
 
 // TestMapsAreSwept: the maps of ended generations go, those of the living stay.
 func TestMapsAreSwept(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx := t.Context()
-			x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
-			var ops []store.MapOp
-			var keys []store.MapKey
-			for i := range uint64(300) {
-				keys = append(keys, store.MapKey{Hash: i})
-				ops = append(ops, store.MapOp{MapKey: keys[i], Value: []byte("v")})
+	topologies(t, func(t *testing.T, url string) {
+		ctx := t.Context()
+		x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
+		var ops []store.MapOp
+		var keys []store.MapKey
+		for i := range uint64(300) {
+			keys = append(keys, store.MapKey{Hash: i})
+			ops = append(ops, store.MapOp{MapKey: keys[i], Value: []byte("v")})
+		}
+		var last store.Generation
+		for fence := range uint64(3) {
+			last = mustBegin(t, x, "a", fence+1)
+			b := guardedBatch("a", last, fence+1, 1, store.Add, 1)
+			b.Map = ops
+			apply(t, x, b)
+			must.OK(t, x.compact(ctx, last, fence+1))
+		}
+		names := func() (n int) {
+			count := func(ctx context.Context, c *redis.Client) error {
+				n += len(c.Keys(ctx, "kva{g*").Val())
+				return nil
 			}
-			var last store.Generation
-			for fence := range uint64(3) {
-				last = mustBegin(t, x, "a", fence+1)
-				b := guardedBatch("a", last, fence+1, 1, store.Add, 1)
-				b.Map = ops
-				apply(t, x, b)
-				must.OK(t, x.compact(ctx, last, fence+1))
-			}
-			names := func() (n int) {
-				count := func(ctx context.Context, c *redis.Client) error {
-					n += len(c.Keys(ctx, "kva{g*").Val())
-					return nil
-				}
-				if c, ok := x.space.Client.(*redis.ClusterClient); ok {
-					var mu sync.Mutex
-					must.OK(t, c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
-						mu.Lock()
-						defer mu.Unlock()
-						return count(ctx, c)
-					}))
-					return n
-				}
-				_ = count(ctx, x.space.Client.(*redis.Client))
+			if c, ok := x.space.Client.(*redis.ClusterClient); ok {
+				var mu sync.Mutex
+				must.OK(t, c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+					mu.Lock()
+					defer mu.Unlock()
+					return count(ctx, c)
+				}))
 				return n
 			}
-			before := names()
-			must.Get(x.Sweep(ctx))(t)
-			if n := names(); n*3 != before || n < 4 {
-				t.Errorf("%d keys of maps are left of %d of three generations", n, before)
-			}
-			got, err := x.ReadMap(ctx, last, keys...)
-			if err != nil || string(got[0]) != "v" || string(got[299]) != "v" {
-				t.Errorf("the map that lives has %q, %v", got[0], err)
-			}
-		})
-	}
+			_ = count(ctx, x.space.Client.(*redis.Client))
+			return n
+		}
+		before := names()
+		must.Get(x.Sweep(ctx))(t)
+		if n := names(); n*3 != before || n < 4 {
+			t.Errorf("%d keys of maps are left of %d of three generations", n, before)
+		}
+		got, err := x.ReadMap(ctx, last, keys...)
+		if err != nil || string(got[0]) != "v" || string(got[299]) != "v" {
+			t.Errorf("the map that lives has %q, %v", got[0], err)
+		}
+	})
 }
 
 // BenchmarkMapMemory reports what an entry of a map takes, values being 11 bytes:
@@ -251,40 +247,36 @@ func TestMissingPart(t *testing.T) {
 
 // TestGuardedTrips counts the round trips of guarded batches.
 func TestGuardedTrips(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			x := open(t, Config{URL: url, NoSweep: true})
-			gens := map[string]store.Generation{"a": mustBegin(t, x, "a", 1), "b": mustBegin(t, x, "b", 1)}
-			seq := uint64(0)
-			batches := func(kind store.OpKind, keys ...blockkey.Key) (out []store.Batch) {
-				seq++
-				for _, pod := range []string{"a", "b"} {
-					out = append(out, guardedBatch(pod, gens[pod], 1, seq, kind, keys...))
-				}
-				return out
+	topologies(t, func(t *testing.T, url string) {
+		x := open(t, Config{URL: url, NoSweep: true})
+		gens := map[string]store.Generation{"a": mustBegin(t, x, "a", 1), "b": mustBegin(t, x, "b", 1)}
+		seq := uint64(0)
+		batches := func(kind store.OpKind, keys ...blockkey.Key) (out []store.Batch) {
+			seq++
+			for _, pod := range []string{"a", "b"} {
+				out = append(out, guardedBatch(pod, gens[pod], 1, seq, kind, keys...))
 			}
-			apply(t, x, batches(store.Add, manyKeys(500)...)...) // gives the ids, and the scripts to all nodes
-			for what, b := range map[string][]store.Batch{
-				"an event of two ranks": batches(store.Add, manyKeys(16)...), "many blocks": batches(store.Add, manyKeys(3000)...), "an eviction": batches(store.Remove, manyKeys(16)...),
-			} {
-				seq++
-				for i := range b {
-					b[i].Guard.Seq = seq
-				}
-				want := uint64(1)
-				if name == "cluster" {
-					want = 2
-				}
-				before := x.Stats().RoundTrips
-				apply(t, x, b...)
-				if n := x.Stats().RoundTrips - before; n != want && (what != "many blocks" || n > 3) {
-					t.Errorf("%s took %d round trips, want %d", what, n, want)
-				}
+			return out
+		}
+		apply(t, x, batches(store.Add, manyKeys(500)...)...) // gives the ids, and the scripts to all nodes
+		for what, b := range map[string][]store.Batch{
+			"an event of two ranks": batches(store.Add, manyKeys(16)...), "many blocks": batches(store.Add, manyKeys(3000)...), "an eviction": batches(store.Remove, manyKeys(16)...),
+		} {
+			seq++
+			for i := range b {
+				b[i].Guard.Seq = seq
 			}
-		})
-	}
+			want := uint64(1)
+			if x.space.Cluster {
+				want = 2
+			}
+			before := x.Stats().RoundTrips
+			apply(t, x, b...)
+			if n := x.Stats().RoundTrips - before; n != want && (what != "many blocks" || n > 3) {
+				t.Errorf("%s took %d round trips, want %d", what, n, want)
+			}
+		}
+	})
 }
 
 // BenchmarkGuard is what a guard costs: events of 16 blocks, and windows of the

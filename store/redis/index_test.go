@@ -30,6 +30,12 @@ func open(tb testing.TB, c Config) *Index {
 	return x
 }
 
+// topologies runs a test on a server and on a cluster.
+func topologies(t *testing.T, f func(t *testing.T, url string)) {
+	t.Run("server", func(t *testing.T) { f(t, redistest.Start(t).URL()) })
+	t.Run("cluster", func(t *testing.T) { f(t, redistest.StartCluster(t, 3, false).URL()) })
+}
+
 func TestContract(t *testing.T) {
 	s := redistest.Start(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {

@@ -17,17 +17,13 @@ import (
 )
 
 func TestLeases(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			storetest.RunLeases(t, func(t *testing.T) storetest.Subject {
-				s := subject(t, Config{URL: url, Prefix: newPrefix()})
-				s.Lease = 2 * time.Second
-				return s
-			})
+	topologies(t, func(t *testing.T, url string) {
+		storetest.RunLeases(t, func(t *testing.T) storetest.Subject {
+			s := subject(t, Config{URL: url, Prefix: newPrefix()})
+			s.Lease = 2 * time.Second
+			return s
 		})
-	}
+	})
 }
 
 // leaseOf acquires a rank and returns its fence.

@@ -198,47 +198,43 @@ func TestReaderSaysOnceThatItMayNotWrite(t *testing.T) {
 // TestClearBetweenTries: an error has cut a batch short, and another process clears its rank before it is sent
 // again. It is whole at the end, and one that was whole before the clear stays cleared.
 func TestClearBetweenTries(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			keys := crashKeys(40)
-			whole, parts := 0, 0
-			for n := range 40 {
-				c := Config{URL: url, Prefix: newPrefix(), NoSweep: true}
-				x, line := mortal(t, c)
-				gen := mustBegin(t, x, "a", 1)
-				apply(t, x, guardedBatch("a", gen, 1, 1, store.Add, keys[0]))
-				line.limit(n, n%2 == 1)
-				err := x.Apply(t.Context(), guardedBatch("a", gen, 1, 2, store.Add, keys...))
-				line.limit(-1, false)
-				life := must.Get(x.Life(t.Context(), "a", 0))(t)
-				apply(t, x, batchOf("a", store.Clear))
-				// The same process knows the new holder before it tries again.
-				apply(t, x, batchOf("a", store.Add, 1<<50))
-				apply(t, x, guardedBatch("a", gen, 1, 2, store.Add, keys...))
-				got := find(t, open(t, c), keys...)
-				want := "a"
-				if life.Seq == 2 {
-					want = ""
-					whole++
-				} else {
-					parts++
-				}
-				for i, at := range got {
-					if at != want {
-						t.Fatalf("killed after %d commands (%v, applied up to %d): block %d is held by %q, want %q", n, err, life.Seq, i, at, want)
-					}
-				}
-				if err == nil {
-					break
+	topologies(t, func(t *testing.T, url string) {
+		keys := crashKeys(40)
+		whole, parts := 0, 0
+		for n := range 40 {
+			c := Config{URL: url, Prefix: newPrefix(), NoSweep: true}
+			x, line := mortal(t, c)
+			gen := mustBegin(t, x, "a", 1)
+			apply(t, x, guardedBatch("a", gen, 1, 1, store.Add, keys[0]))
+			line.limit(n, n%2 == 1)
+			err := x.Apply(t.Context(), guardedBatch("a", gen, 1, 2, store.Add, keys...))
+			line.limit(-1, false)
+			life := must.Get(x.Life(t.Context(), "a", 0))(t)
+			apply(t, x, batchOf("a", store.Clear))
+			// The same process knows the new holder before it tries again.
+			apply(t, x, batchOf("a", store.Add, 1<<50))
+			apply(t, x, guardedBatch("a", gen, 1, 2, store.Add, keys...))
+			got := find(t, open(t, c), keys...)
+			want := "a"
+			if life.Seq == 2 {
+				want = ""
+				whole++
+			} else {
+				parts++
+			}
+			for i, at := range got {
+				if at != want {
+					t.Fatalf("killed after %d commands (%v, applied up to %d): block %d is held by %q, want %q", n, err, life.Seq, i, at, want)
 				}
 			}
-			if whole == 0 || parts == 0 {
-				t.Errorf("%d whole and %d in parts", whole, parts)
+			if err == nil {
+				break
 			}
-		})
-	}
+		}
+		if whole == 0 || parts == 0 {
+			t.Errorf("%d whole and %d in parts", whole, parts)
+		}
+	})
 }
 
 // TestLostLeases: pods whose leases have been lost get them again by a sweep, and

@@ -57,7 +57,7 @@ func BenchmarkRegistry(b *testing.B) {
 	})
 	b.Run("change", func(b *testing.B) {
 		y := open(b, Config{URL: s.URL(), NoSweep: true})
-		q := &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &tallyAll{}}
+		q := &store.Query{Model: blockkey.ModelOf("m"), Keys: []blockkey.Key{1}, Fold: &all{}}
 		must.OK(b, y.Lookup(ctx, q))
 		b.ReportAllocs()
 		loads := y.Stats().RegistryLoads
@@ -75,9 +75,3 @@ func BenchmarkRegistry(b *testing.B) {
 		check(b, y)
 	})
 }
-
-// tallyAll is a Folder that wants to see all.
-type tallyAll struct{}
-
-func (*tallyAll) Begin(*store.Registry)          {}
-func (*tallyAll) Run(int, []store.HolderID) bool { return true }

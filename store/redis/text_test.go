@@ -36,114 +36,110 @@ func put(tb testing.TB, x *Index, plain redis.UniversalClient, k blockkey.Key, t
 }
 
 func TestTexts(t *testing.T) {
-	for name, url := range map[string]string{
-		"standalone": redistest.Start(t).URL(), "cluster": redistest.StartCluster(t, 3, false).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
-			plain := x.space.Client
-			register(t, x,
-				store.Pod{Name: "10.0.0.7:8000"}, store.Pod{Name: "10.0.0.8:8000"},
-				store.Pod{Name: "10.0.0.8:8001"}, // a second one of a host
-				store.Pod{Name: "llama-0", Address: "10.0.0.9:8000"},
-				store.Pod{Name: "llama-1", Address: "http://node.example:8000/v1"},
-				store.Pod{Name: "[fd00::1]:8000"}, store.Pod{Name: "ids"},
-				store.Pod{Name: "10.0.0.7:8000?model=two", Model: "two", Address: "10.0.0.7:8000"}, // has no texts of its own
-			)
-			apply(t, x, batchOf("10.0.0.7:8000", store.Add, 100), batchOf("ids", store.Add, 101))
-			cases := []struct{ text, want string }{
-				{"10.0.0.7:8000", "10.0.0.7:8000"},
-				{"10.0.0.7", "10.0.0.7:8000"},
-				{"10.0.0.7:8001", ""},
-				{"10.0.0.8:8000", "10.0.0.8:8000"},
-				{"10.0.0.8", ""},
-				{"10.0.0.9:8000", "llama-0"},
-				{"10.0.0.9", "llama-0"},
-				{"llama-0", "llama-0"},
-				{"node.example:8000", "llama-1"},
-				{"node.example", "llama-1"},
-				{"[fd00::1]:8000", "[fd00::1]:8000"},
-				{"[fd00::1]", "[fd00::1]:8000"},
-				{"fd00::1", "[fd00::1]:8000"},
-				{"10.0.0.8:8000,10.0.0.7", "10.0.0.7:8000 10.0.0.8:8000"},
-				{"10.0.0.7:8000,10.0.0.7", "10.0.0.7:8000"},
-				{"10.0.0.9:8000,nobody:1", "llama-0"},
-				{",10.0.0.7", "10.0.0.7:8000"}, // as APPEND makes it
-				{",10.0.0.7,10.0.0.9", "10.0.0.7:8000 llama-0"},
-				{"nobody:1", ""},
+	topologies(t, func(t *testing.T, url string) {
+		x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
+		plain := x.space.Client
+		register(t, x,
+			store.Pod{Name: "10.0.0.7:8000"}, store.Pod{Name: "10.0.0.8:8000"},
+			store.Pod{Name: "10.0.0.8:8001"}, // a second one of a host
+			store.Pod{Name: "llama-0", Address: "10.0.0.9:8000"},
+			store.Pod{Name: "llama-1", Address: "http://node.example:8000/v1"},
+			store.Pod{Name: "[fd00::1]:8000"}, store.Pod{Name: "ids"},
+			store.Pod{Name: "10.0.0.7:8000?model=two", Model: "two", Address: "10.0.0.7:8000"}, // has no texts of its own
+		)
+		apply(t, x, batchOf("10.0.0.7:8000", store.Add, 100), batchOf("ids", store.Add, 101))
+		cases := []struct{ text, want string }{
+			{"10.0.0.7:8000", "10.0.0.7:8000"},
+			{"10.0.0.7", "10.0.0.7:8000"},
+			{"10.0.0.7:8001", ""},
+			{"10.0.0.8:8000", "10.0.0.8:8000"},
+			{"10.0.0.8", ""},
+			{"10.0.0.9:8000", "llama-0"},
+			{"10.0.0.9", "llama-0"},
+			{"llama-0", "llama-0"},
+			{"node.example:8000", "llama-1"},
+			{"node.example", "llama-1"},
+			{"[fd00::1]:8000", "[fd00::1]:8000"},
+			{"[fd00::1]", "[fd00::1]:8000"},
+			{"fd00::1", "[fd00::1]:8000"},
+			{"10.0.0.8:8000,10.0.0.7", "10.0.0.7:8000 10.0.0.8:8000"},
+			{"10.0.0.7:8000,10.0.0.7", "10.0.0.7:8000"},
+			{"10.0.0.9:8000,nobody:1", "llama-0"},
+			{",10.0.0.7", "10.0.0.7:8000"}, // as APPEND makes it
+			{",10.0.0.7,10.0.0.9", "10.0.0.7:8000 llama-0"},
+			{"nobody:1", ""},
+		}
+		var keys []blockkey.Key
+		var want []string
+		for i, c := range cases {
+			keys, want = append(keys, blockkey.Key(i)), append(want, c.want)
+			put(t, x, plain, blockkey.Key(i), c.text)
+		}
+		wantBlocks(t, x, keys, want...)
+		if s := x.Stats(); s.Texts != uint64(len(cases)) || s.UnknownTexts != 3 || s.Garbled != 0 {
+			t.Errorf("%d texts, %d unknown, %d garbled", s.Texts, s.UnknownTexts, s.Garbled)
+		}
+		// They are in rank 0 and tier gpu, are no holders, and no pod's ids change.
+		r := must.Get(x.Registry(t.Context()))(t)
+		if n := len(r.Holders()); n != 2 {
+			t.Errorf("%d holders, want 2", n)
+		}
+		for _, garbage := range []string{"a b", "10.0.0.7:8000,", ",", ",,10.0.0.7", "10.0.0.7:8000,17", "17,10.0.0.7:8000", "\x7f", strings.Repeat("a", 300), strings.Repeat("10.0.0.7:8000,", 400) + "a"} {
+			before := x.Stats()
+			put(t, x, plain, 99, garbage)
+			wantBlocks(t, x, []blockkey.Key{99}, "")
+			if s := x.Stats(); s.Garbled != before.Garbled+1 || s.Texts != before.Texts {
+				t.Errorf("%q does not count as garbled", redisx.Clip(garbage))
 			}
-			var keys []blockkey.Key
-			var want []string
-			for i, c := range cases {
-				keys, want = append(keys, blockkey.Key(i)), append(want, c.want)
-				put(t, x, plain, blockkey.Key(i), c.text)
-			}
-			wantBlocks(t, x, keys, want...)
-			if s := x.Stats(); s.Texts != uint64(len(cases)) || s.UnknownTexts != 3 || s.Garbled != 0 {
-				t.Errorf("%d texts, %d unknown, %d garbled", s.Texts, s.UnknownTexts, s.Garbled)
-			}
-			// They are in rank 0 and tier gpu, are no holders, and no pod's ids change.
-			r := must.Get(x.Registry(t.Context()))(t)
-			if n := len(r.Holders()); n != 2 {
-				t.Errorf("%d holders, want 2", n)
-			}
-			for _, garbage := range []string{"a b", "10.0.0.7:8000,", ",", ",,10.0.0.7", "10.0.0.7:8000,17", "17,10.0.0.7:8000", "\x7f", strings.Repeat("a", 300), strings.Repeat("10.0.0.7:8000,", 400) + "a"} {
-				before := x.Stats()
-				put(t, x, plain, 99, garbage)
-				wantBlocks(t, x, []blockkey.Key{99}, "")
-				if s := x.Stats(); s.Garbled != before.Garbled+1 || s.Texts != before.Texts {
-					t.Errorf("%q does not count as garbled", redisx.Clip(garbage))
-				}
-			}
-			// A reader is free to take texts for garbled.
-			off := open(t, Config{URL: url, NoSweep: true, TextAge: -1})
-			wantBlocks(t, off, keys[:2], "", "")
-			if s := off.Stats(); s.Garbled != 2 {
-				t.Errorf("%d garbled, want 2", s.Garbled)
-			}
+		}
+		// A reader is free to take texts for garbled.
+		off := open(t, Config{URL: url, NoSweep: true, TextAge: -1})
+		wantBlocks(t, off, keys[:2], "", "")
+		if s := off.Stats(); s.Garbled != 2 {
+			t.Errorf("%d garbled, want 2", s.Garbled)
+		}
 
-			// A page has none of them.
-			held := 0
-			for cursor := ""; ; {
-				p := must.Get(x.Page(t.Context(), cursor, 0))(t)
-				held += len(p.Blocks)
-				if cursor = p.Next; cursor == "" {
-					break
-				}
+		// A page has none of them.
+		held := 0
+		for cursor := ""; ; {
+			p := must.Get(x.Page(t.Context(), cursor, 0))(t)
+			held += len(p.Blocks)
+			if cursor = p.Next; cursor == "" {
+				break
 			}
-			if held != 2 {
-				t.Errorf("%d blocks in pages, want 2", held)
-			}
+		}
+		if held != 2 {
+			t.Errorf("%d blocks in pages, want 2", held)
+		}
 
-			// A sweep with lives to sweep lets those age that count, and deletes the others.
-			register(t, x, store.Pod{Name: "ended"})
-			apply(t, x, batchOf("ended", store.Add, 102))
-			must.Get(x.Retire(t.Context(), "ended"))(t)
-			p, err := x.Sweep(t.Context())
-			if err != nil || p.Texts != uint64(len(cases)-4) {
-				t.Fatalf("%+v, %v", p, err)
+		// A sweep with lives to sweep lets those age that count, and deletes the others.
+		register(t, x, store.Pod{Name: "ended"})
+		apply(t, x, batchOf("ended", store.Add, 102))
+		must.Get(x.Retire(t.Context(), "ended"))(t)
+		p, err := x.Sweep(t.Context())
+		if err != nil || p.Texts != uint64(len(cases)-4) {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		for i, c := range cases {
+			ttl := plain.PTTL(t.Context(), nameOf(x, keys[i])).Val()
+			counts := c.want != "" && !strings.Contains(c.text, "nobody")
+			if counts && (ttl <= 40*time.Minute || ttl > 45*time.Minute) || !counts && ttl != -2 {
+				t.Errorf("%q lives for %v", c.text, ttl)
 			}
-			for i, c := range cases {
-				ttl := plain.PTTL(t.Context(), nameOf(x, keys[i])).Val()
-				counts := c.want != "" && !strings.Contains(c.text, "nobody")
-				if counts && (ttl <= 40*time.Minute || ttl > 45*time.Minute) || !counts && ttl != -2 {
-					t.Errorf("%q lives for %v", c.text, ttl)
-				}
+		}
+		if ttl := plain.PTTL(t.Context(), nameOf(x, 101)).Val(); ttl != -1 {
+			t.Errorf("a block with ids lives for %v", ttl)
+		}
+		// A write begins anew; a look does not.
+		plain.PExpire(t.Context(), nameOf(x, 0), time.Minute)
+		put(t, x, plain, 1, cases[1].text)
+		must.Get(x.Sweep(t.Context()))(t)
+		for k, least := range map[blockkey.Key]time.Duration{0: 0, 1: 40 * time.Minute} {
+			if ttl := plain.PTTL(t.Context(), nameOf(x, k)).Val(); ttl <= least || ttl > least+time.Minute+5*time.Minute {
+				t.Errorf("block %d lives for %v", k, ttl)
 			}
-			if ttl := plain.PTTL(t.Context(), nameOf(x, 101)).Val(); ttl != -1 {
-				t.Errorf("a block with ids lives for %v", ttl)
-			}
-			// A write begins anew; a look does not.
-			plain.PExpire(t.Context(), nameOf(x, 0), time.Minute)
-			put(t, x, plain, 1, cases[1].text)
-			must.Get(x.Sweep(t.Context()))(t)
-			for k, least := range map[blockkey.Key]time.Duration{0: 0, 1: 40 * time.Minute} {
-				if ttl := plain.PTTL(t.Context(), nameOf(x, k)).Val(); ttl <= least || ttl > least+time.Minute+5*time.Minute {
-					t.Errorf("block %d lives for %v", k, ttl)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestTextsAndIds: of the two ways to write a block the last one counts.
