@@ -279,9 +279,7 @@ func (r *Registry) setGeneration(gen Generation) {
 	if gen == 0 {
 		return
 	}
-	for len(r.generations) < len(r.Slots) {
-		r.generations = append(r.generations, 0)
-	}
+	r.generations = append(r.generations, make([]Generation, len(r.Slots)-len(r.generations))...)
 	r.generations[len(r.Slots)-1] = gen
 }
 

@@ -81,16 +81,14 @@ func (r *Registry) setReuse(u Reuse) {
 	if u == (Reuse{}) {
 		return
 	}
-	for len(r.reuse) < len(r.Slots) {
-		r.reuse = append(r.reuse, Reuse{})
-	}
+	r.reuse = append(r.reuse, make([]Reuse, len(r.Slots)-len(r.reuse))...)
 	r.reuse[len(r.Slots)-1] = u
 }
 
 // findLimits finds what HasLimited asks for. The slots are complete by then.
 func (r *Registry) findLimits() {
-	for r.reuse != nil && len(r.reuse) < len(r.Slots) {
-		r.reuse = append(r.reuse, Reuse{})
+	if r.reuse != nil {
+		r.reuse = append(r.reuse, make([]Reuse, len(r.Slots)-len(r.reuse))...)
 	}
 	for slot := range r.Slots {
 		u := r.Reuse(slot)
