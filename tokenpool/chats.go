@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -24,43 +23,20 @@ type chatEntry struct {
 	err      error       // why there is none
 }
 
-// RenderChat renders the messages of a chat with the model's template, as the
-// engine does. The text has its special tokens; ask for its tokens with
-// Request.NoSpecialTokens. If the prompt has media, they are not the engine's.
-//
-// The model's files come with its tokenizer, so a model that is not loaded is
-// loaded first, as long as ctx allows. The errors are those of Tokens in Sync
-// mode (ErrUnknownModel, ErrLoad, ErrBusy, ErrClosed, ctx's) and those of package
-// chat.
-func (p *Pool) RenderChat(ctx context.Context, model string, req prompt.Chat) (chat.Prompt, error) {
-	r := prompt.Request{Model: model, Chat: &req, Mode: prompt.Sync}
-	c, _, err := p.chat(ctx, r, nil)
-	if err != nil {
-		return chat.Prompt{}, err
-	}
-	out, _, err := p.render(ctx, c, r, nil)
-	return out, err
-}
-
 // rendered is what comes of a rendering.
 type rendered struct {
 	prompt chat.Prompt
 	err    error
 }
 
-// render renders the chat of req once it has its turn. A caller whose patience ends
-// leaves, and the rendering goes on: its text is tokenized behind.
-func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request, patience <-chan time.Time) (chat.Prompt, prompt.Behind, error) {
+// render renders the chat of req once it has its turn. A caller whose time is over leaves, and
+// the rendering goes on: its text is tokenized behind.
+func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request) (chat.Prompt, prompt.Behind, error) {
 	if c.err != nil {
 		return chat.Prompt{}, "", fmt.Errorf("tokenpool: model %s: %w", tokenfile.Quote(req.Model), c.err)
 	}
 	turn := p.turns.of(c.isSlow(req.Chat))
-	if behind, err := p.takeTurn(ctx, req.Mode, turn, patience); behind != "" || err != nil {
-		return chat.Prompt{}, behind, err
-	}
-	if ctx.Err() != nil { // it ended while there was a turn
-		<-turn
-		behind, err := outOfTime(ctx, req.Mode)
+	if behind, err := p.takeTurn(ctx, req.Mode, turn); behind != "" || err != nil {
 		return chat.Prompt{}, behind, err
 	}
 	life := p.ctx
@@ -87,9 +63,6 @@ func (p *Pool) render(ctx context.Context, c chatEntry, req prompt.Request, pati
 	select {
 	case r := <-out:
 		return r.prompt, "", r.err
-	case <-patience:
-		close(left)
-		return chat.Prompt{}, prompt.BehindBudget, nil
 	case <-ctx.Done():
 		close(left)
 		behind, err := outOfTime(ctx, req.Mode)
@@ -118,7 +91,7 @@ func (p *Pool) tokenizeBehind(req prompt.Request, text string) {
 
 // chat returns what renders the chats of req's model, or why it is not known
 // yet. It waits as the mode says, like ask.
-func (p *Pool) chat(ctx context.Context, req prompt.Request, expire <-chan time.Time) (chatEntry, prompt.Behind, error) {
+func (p *Pool) chat(ctx context.Context, req prompt.Request) (chatEntry, prompt.Behind, error) {
 	for {
 		seen, err := p.look(req.Model, false)
 		if err != nil {
@@ -135,7 +108,7 @@ func (p *Pool) chat(ctx context.Context, req prompt.Request, expire <-chan time.
 		}
 		p.mu.Unlock()
 
-		t, behind, err := p.bring(ctx, req, seen, expire)
+		t, behind, err := p.bring(ctx, req, seen)
 		switch {
 		case err != nil || behind != "":
 			return chatEntry{}, behind, err
@@ -148,7 +121,7 @@ func (p *Pool) chat(ctx context.Context, req prompt.Request, expire <-chan time.
 // bring has the tokenizer of req's model loaded by a flight of no text, whatever
 // becomes of that. It waits as the mode says, like ask. The tokenizer that it
 // returns may leave memory at any time; with none, and no error, look again.
-func (p *Pool) bring(ctx context.Context, req prompt.Request, seen view, expire <-chan time.Time) (*tokenizer, prompt.Behind, error) {
+func (p *Pool) bring(ctx context.Context, req prompt.Request, seen view) (*tokenizer, prompt.Behind, error) {
 	f, err := p.submit(ctx, prompt.Request{Model: req.Model, NoSpecialTokens: true, Mode: req.Mode}, seen)
 	switch {
 	case errors.Is(err, errDoneMeanwhile):
@@ -160,18 +133,11 @@ func (p *Pool) bring(ctx context.Context, req prompt.Request, seen view, expire 
 	case req.Mode == prompt.Async:
 		return p.notLoaded(req.Model, seen, prompt.BehindAsync)
 	}
-	select {
-	case <-f.done:
-	case <-expire:
-	case <-ctx.Done():
-		if err := ctx.Err(); req.Mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded) {
-			return nil, "", fmt.Errorf("tokenpool: %w", err)
-		}
-	case <-p.done:
-		return nil, "", ErrClosed
-	}
-	if !f.ended() {
-		return p.notLoaded(req.Model, seen, prompt.BehindBudget)
+	switch behind, err := p.await(ctx, f, req.Mode); {
+	case err != nil:
+		return nil, "", err
+	case !f.ended():
+		return p.notLoaded(req.Model, seen, behind)
 	}
 	if f.tok != nil || errors.Is(f.err, errAbandoned) {
 		return f.tok, "", nil

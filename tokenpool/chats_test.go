@@ -25,6 +25,17 @@ func sayVersion(_, content string) (chat.Files, error) {
 	return chat.Files{Template: []byte(content + ":{{ messages[0].content }}")}, nil
 }
 
+// renderChat renders a chat as a request does that waits.
+func (p *Pool) renderChat(ctx context.Context, model string, c prompt.Chat) (chat.Prompt, error) {
+	r := prompt.Request{Model: model, Chat: &c, Mode: prompt.Sync}
+	entry, _, err := p.chat(ctx, r)
+	if err != nil {
+		return chat.Prompt{}, err
+	}
+	out, _, err := p.render(ctx, entry, r)
+	return out, err
+}
+
 func TestRenderChat(t *testing.T) {
 	f := newFakes(t, "a", "b", "none", "malformed", "unreadable")
 	f.chats = func(model, content string) (chat.Files, error) {
@@ -40,7 +51,7 @@ func TestRenderChat(t *testing.T) {
 	}
 	p := f.pool(Config{MaxTokenizers: 1})
 	render := func(model string) (string, error) {
-		prompt, err := p.RenderChat(t.Context(), model, hello)
+		prompt, err := p.renderChat(t.Context(), model, hello)
 		return prompt.Text, err
 	}
 	for _, model := range []string{"a", "a", "b", "a", "b"} {
@@ -78,7 +89,7 @@ func TestRenderChat(t *testing.T) {
 	if res, err := p.Tokens(t.Context(), prompt.Request{Model: "malformed", Text: "x", Mode: prompt.Sync}); err != nil || !res.Exact {
 		t.Errorf("%+v, %v", res, err)
 	}
-	if _, err := p.RenderChat(t.Context(), "a", prompt.Chat{}); !errors.Is(err, chat.ErrRequest) {
+	if _, err := p.renderChat(t.Context(), "a", prompt.Chat{}); !errors.Is(err, chat.ErrRequest) {
 		t.Errorf("no messages: %v", err)
 	}
 }
@@ -91,7 +102,7 @@ func TestRenderChatLoadsOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			if prompt, err := p.RenderChat(t.Context(), "a", hello); err != nil || prompt.Text != "1:Hi" {
+			if prompt, err := p.renderChat(t.Context(), "a", hello); err != nil || prompt.Text != "1:Hi" {
 				t.Errorf("%q, %v", prompt.Text, err)
 			}
 		})
@@ -110,12 +121,12 @@ func TestRenderChatGoesAway(t *testing.T) {
 		p := f.pool(Config{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if _, err := p.RenderChat(ctx, "a", hello); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := p.renderChat(ctx, "a", hello); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the time is over: %v", err)
 		}
 		ended := make(chan error)
 		go func() {
-			_, err := p.RenderChat(context.Background(), "a", hello) // Close ends it
+			_, err := p.renderChat(context.Background(), "a", hello) // Close ends it
 			ended <- err
 		}()
 		synctest.Wait()
@@ -123,7 +134,7 @@ func TestRenderChatGoesAway(t *testing.T) {
 		if err := <-ended; !errors.Is(err, ErrClosed) {
 			t.Errorf("the pool is closed: %v", err)
 		}
-		if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, ErrClosed) {
+		if _, err := p.renderChat(t.Context(), "a", hello); !errors.Is(err, ErrClosed) {
 			t.Errorf("the pool was closed: %v", err)
 		}
 	})
@@ -197,7 +208,7 @@ func TestChatConfig(t *testing.T) {
 		return chat.Files{Template: []byte("{{ 'x' * 101 }}")}, nil
 	}
 	p := f.pool(Config{MaxTextBytes: 100})
-	if _, err := p.RenderChat(t.Context(), "a", hello); !errors.Is(err, chat.ErrLimit) {
+	if _, err := p.renderChat(t.Context(), "a", hello); !errors.Is(err, chat.ErrLimit) {
 		t.Errorf("a prompt longer than MaxTextBytes: %v", err)
 	}
 }
@@ -214,7 +225,7 @@ func TestDirectoryChats(t *testing.T) {
 	check := func(want string) {
 		t.Helper()
 		p.recheck()
-		if prompt, err := p.RenderChat(t.Context(), "m", hello); err != nil || prompt.Text != want {
+		if prompt, err := p.renderChat(t.Context(), "m", hello); err != nil || prompt.Text != want {
 			t.Errorf("%q, %v, want %q", prompt.Text, err, want)
 		}
 	}
@@ -227,7 +238,7 @@ func TestDirectoryChats(t *testing.T) {
 	check("config")
 	must.OK(t, os.Mkdir(filepath.Join(root, "m", "chat_template.jinja"), 0o755))
 	p.recheck()
-	_, err := p.RenderChat(t.Context(), "m", hello)
+	_, err := p.renderChat(t.Context(), "m", hello)
 	if err == nil || !strings.Contains(err.Error(), "chat_template.jinja is not a regular file") || strings.Contains(err.Error(), root) {
 		t.Errorf("a folder for a template: %v", err)
 	}
@@ -246,7 +257,7 @@ func TestHubChats(t *testing.T) {
 	h.files[base+"special_tokens_map.json"] = `{"eos_token":"</s>"}`
 	p := must.Get(newPool(Config{Origin: h.client(HubConfig{})}, newFakes(t).read))(t)
 	defer func() { _ = p.Close() }()
-	if prompt, err := p.RenderChat(t.Context(), "org/model", hello); err != nil || prompt.Text != "jinja <s></s>" {
+	if prompt, err := p.renderChat(t.Context(), "org/model", hello); err != nil || prompt.Text != "jinja <s></s>" {
 		t.Errorf("%q, %v", prompt.Text, err)
 	}
 	// A page in place of a template is refused.
@@ -256,7 +267,7 @@ func TestHubChats(t *testing.T) {
 	}
 	req := hello
 	req.Tools = []byte("[]")
-	if prompt, err := p.RenderChat(t.Context(), "org/model", req); err != nil || prompt.Text != "tools" {
+	if prompt, err := p.renderChat(t.Context(), "org/model", req); err != nil || prompt.Text != "tools" {
 		t.Errorf("%q, %v", prompt.Text, err)
 	}
 }

@@ -94,7 +94,7 @@ type Config struct {
 	// Recheck is how often the origin is asked whether a loaded tokenizer has
 	// been replaced or removed. Default 10 s, limit 1 hour.
 	Recheck time.Duration
-	// Chat says how chats are rendered (RenderChat). Its Limits.OutputBytes are
+	// Chat says how chats are rendered. Its Limits.OutputBytes are
 	// MaxTextBytes by default: what is longer cannot be tokenized.
 	Chat chat.Options
 	// Observer receives what happens. All of its funcs may be nil.

@@ -19,13 +19,10 @@ func (p *Pool) Text(ctx context.Context, model string, ids []uint32, skipSpecial
 	}
 	defer p.release(t)
 	turn := p.turns.of(len(ids) > slowTokens)
-	if _, err := p.takeTurn(ctx, prompt.Sync, turn, nil); err != nil {
+	if _, err := p.takeTurn(ctx, prompt.Sync, turn); err != nil {
 		return "", err
 	}
 	defer func() { <-turn }()
-	if err := ctx.Err(); err != nil {
-		return "", fmt.Errorf("tokenpool: %w", err)
-	}
 	return t.text(ids, skipSpecial)
 }
 
@@ -45,7 +42,7 @@ func (p *Pool) hold(ctx context.Context, model string) (*tokenizer, error) {
 		if ok {
 			return t, nil
 		}
-		if _, _, err := p.bring(ctx, prompt.Request{Model: model, Mode: prompt.Sync}, seen, nil); err != nil {
+		if _, _, err := p.bring(ctx, prompt.Request{Model: model, Mode: prompt.Sync}, seen); err != nil {
 			return nil, err
 		}
 	}

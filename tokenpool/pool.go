@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/kvatlas/kvatlas/internal/bound"
 	"github.com/kvatlas/kvatlas/prefixcache"
 	"github.com/kvatlas/kvatlas/prompt"
 	"github.com/kvatlas/kvatlas/tokenpool/chat"
@@ -167,12 +168,12 @@ func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, e
 		return prompt.Result{}, fmt.Errorf("tokenpool: %w", err)
 	}
 	start := time.Now()
-	var expire, patience <-chan time.Time
 	budget := cmp.Or(req.Budget, p.cfg.Budget)
+	within := ctx // how long the request waits for a tokenizer
 	if req.Mode == prompt.Wait {
-		timer := time.NewTimer(max(budget, 0))
-		defer timer.Stop()
-		expire = timer.C
+		var cancel context.CancelFunc
+		within, cancel = bound.WithTimeout(ctx, max(budget, 0))
+		defer cancel()
 	}
 	if len(req.Media) > 0 && req.Chat == nil {
 		return prompt.Result{}, fmt.Errorf("%w: they belong to a chat", ErrMedia)
@@ -180,16 +181,17 @@ func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, e
 	var rendered chat.Prompt
 	var plan *media.Plan
 	if req.Chat != nil {
-		c, behind, err := p.chat(ctx, req, expire)
+		c, behind, err := p.chat(within, req)
 		if err != nil || behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), err)
 		}
+		inTime := ctx
 		if req.Mode != prompt.Sync {
-			timer := time.NewTimer(time.Until(start.Add(p.textBudget(req.Mode, budget))))
-			defer timer.Stop()
-			patience = timer.C
+			var cancel context.CancelFunc
+			inTime, cancel = bound.WithTimeout(ctx, time.Until(start.Add(p.textBudget(req.Mode, budget))))
+			defer cancel()
 		}
-		rendered, behind, err = p.render(ctx, c, req, patience)
+		rendered, behind, err = p.render(inTime, c, req)
 		if behind != "" {
 			return p.count(partial(prefixcache.Match{}, behind), nil)
 		}
@@ -206,7 +208,7 @@ func (p *Pool) Tokens(ctx context.Context, req prompt.Request) (prompt.Result, e
 		}
 	}
 	for {
-		res, err := p.ask(ctx, req, expire)
+		res, err := p.ask(within, req)
 		// An abandoned flight: its owner went away before it was in the queue.
 		if errors.Is(err, errAbandoned) {
 			continue
@@ -243,8 +245,8 @@ func (p *Pool) textBudget(mode prompt.Mode, budget time.Duration) time.Duration 
 	return budget
 }
 
-// ask is one try of Tokens.
-func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.Time) (prompt.Result, error) {
+// ask is one try of Tokens. The request waits as long as ctx allows.
+func (p *Pool) ask(ctx context.Context, req prompt.Request) (prompt.Result, error) {
 	seen, err := p.look(req.Model, !req.NoSpecialTokens)
 	if err != nil {
 		return prompt.Result{}, err
@@ -256,45 +258,24 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 	f, err := p.submit(ctx, req, seen)
 	switch {
 	case errors.Is(err, errDoneMeanwhile):
-		return p.ask(ctx, req, expire)
+		return p.ask(ctx, req)
 	case errors.Is(err, ErrBusy) && req.Mode != prompt.Sync:
 		return partial(known, prompt.BehindBusy), nil
 	case err != nil:
 		return prompt.Result{}, err
 	}
 
-	var gone <-chan struct{}
-	behind := prompt.BehindBudget
-	switch req.Mode {
-	case prompt.Wait, prompt.Sync:
-		gone = ctx.Done()
-	case prompt.Async:
-		behind = prompt.BehindAsync
-		select {
-		case <-f.done:
-			return f.result()
-		default:
-			return p.unfinished(&req, seen, known, behind)
+	behind := prompt.BehindAsync
+	if req.Mode != prompt.Async {
+		if behind, err = p.await(ctx, f, req.Mode); err != nil {
+			return prompt.Result{}, err
 		}
 	}
-	select {
-	case <-f.done:
-		return f.result()
-	case <-expire:
-	case <-gone:
-		if err := ctx.Err(); req.Mode == prompt.Sync || !errors.Is(err, context.DeadlineExceeded) {
-			return prompt.Result{}, fmt.Errorf("tokenpool: %w", err)
-		}
-	case <-p.done:
-		return prompt.Result{}, ErrClosed
-	}
-	select {
-	case <-f.done: // at the same moment
-		// There is no time left to try an abandoned text again.
-		if res, err := f.result(); !errors.Is(err, errAbandoned) {
+	if f.ended() {
+		// There is no time left to try an abandoned text again where the budget is over.
+		if res, err := f.result(); behind != prompt.BehindBudget || !errors.Is(err, errAbandoned) {
 			return res, err
 		}
-	default:
 	}
 	if seen.scope == "" {
 		// The tokenizer was not loaded when the store was to be asked.
@@ -305,6 +286,18 @@ func (p *Pool) ask(ctx context.Context, req prompt.Request, expire <-chan time.T
 		}
 	}
 	return p.unfinished(&req, seen, known, behind)
+}
+
+// await waits for the end of a flight. It returns why it has not ended, where that is no error.
+func (p *Pool) await(ctx context.Context, f *flight, mode prompt.Mode) (prompt.Behind, error) {
+	select {
+	case <-f.done:
+		return "", nil
+	case <-ctx.Done():
+		return outOfTime(ctx, mode)
+	case <-p.done:
+		return "", ErrClosed
+	}
 }
 
 // unfinished answers a request that does not wait any longer with what is known of its text.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/kvatlas/kvatlas/prompt"
 )
@@ -39,13 +38,22 @@ func (c *chatEntry) isSlow(req *prompt.Chat) bool {
 	return req.Size() > slowBytes || c.renderer.Brings(*req)
 }
 
-// takeTurn waits for a turn. The pool may give up for patience, which is BehindBudget.
-func (p *Pool) takeTurn(ctx context.Context, mode prompt.Mode, turn chan<- struct{}, patience <-chan time.Time) (prompt.Behind, error) {
+// takeTurn waits for a turn. One that is free is taken even by a caller whose budget is over,
+// since the work then goes on behind.
+func (p *Pool) takeTurn(ctx context.Context, mode prompt.Mode, turn chan<- struct{}) (prompt.Behind, error) {
+	if ctx.Err() != nil {
+		if _, err := outOfTime(ctx, mode); err != nil {
+			return "", err
+		}
+	}
 	select {
 	case turn <- struct{}{}:
 		return "", nil
-	case <-patience:
-		return prompt.BehindBudget, nil
+	default:
+	}
+	select {
+	case turn <- struct{}{}:
+		return "", nil
 	case <-ctx.Done():
 		return outOfTime(ctx, mode)
 	case <-p.done:
