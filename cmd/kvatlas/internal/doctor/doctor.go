@@ -9,10 +9,8 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/check"
@@ -138,10 +136,6 @@ func (c *Config) loadsOf(ctx context.Context, x *redis.Index) []check.Finding {
 		Level: check.Warn, What: "forms of loads", Means: "routers of several versions run: each counts its own requests alone, so engines get more than their share",
 		Do: "update all of them to one version; until then let one version route a model",
 	}
-	const most = 5
-	f.Found = "requests of these models are booked by another version: " + strings.Join(mixed[:min(len(mixed), most)], ", ")
-	if more := len(mixed) - most; more > 0 {
-		f.Found += fmt.Sprintf(", and %d more", more)
-	}
+	f.Found = "requests of these models are booked by another version: " + firstOf(mixed)
 	return []check.Finding{f}
 }
