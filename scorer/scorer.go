@@ -363,21 +363,12 @@ func (s *Scorer) tokenizeText(ctx context.Context, j *job) error {
 // models returns the registry that block sizes are taken from: the one in memory, which each lookup
 // brings up to date. Before the first lookup of this process, one of no blocks brings it.
 func (s *Scorer) models(ctx context.Context) *store.Registry {
-	known := registryOnly{s.cfg.Index.Cached()}
+	known := store.OnlyRegistry{Registry: s.cfg.Index.Cached()}
 	if known.Epoch == 0 {
 		_ = s.cfg.Index.Lookup(ctx, &store.Query{Fold: &known}) // that of the blocks says what is wrong
 	}
 	return known.Registry
 }
-
-// registryOnly is a store.Folder that wants just the registry.
-type registryOnly struct{ *store.Registry }
-
-// Begin implements store.Folder.
-func (r *registryOnly) Begin(reg *store.Registry) { r.Registry = reg }
-
-// Run implements store.Folder.
-func (*registryOnly) Run(int, []store.HolderID) (more bool) { return false }
 
 // hash makes the block keys of all jobs with the block sizes of reg.
 func (s *Scorer) hash(jobs []job, reg *store.Registry) {

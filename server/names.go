@@ -20,22 +20,12 @@ func (s *Server) meaning(ctx context.Context, name string) store.Reading {
 		// A pod may have registered with it since this process last looked something up.
 		ctx, cancel := context.WithTimeout(ctx, nameBudget)
 		defer cancel()
-		// A lookup of no blocks reads no more of the registry than has changed.
-		latest := latestRegistry{reg}
+		latest := store.OnlyRegistry{Registry: reg}
 		_ = s.cfg.Index.Lookup(ctx, &store.Query{Fold: &latest}) // with an error it is the last one known
 		reg = latest.Registry
 	}
 	return meaningIn(reg, name)
 }
-
-// latestRegistry is a store.Folder that keeps the registry alone.
-type latestRegistry struct{ *store.Registry }
-
-// Begin implements store.Folder.
-func (l *latestRegistry) Begin(reg *store.Registry) { l.Registry = reg }
-
-// Run implements store.Folder.
-func (l *latestRegistry) Run(int, []store.HolderID) bool { return false }
 
 // meaningIn is what a name means by a registry. One that no pod has is a model's own.
 func meaningIn(reg *store.Registry, name string) store.Reading {

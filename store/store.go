@@ -98,6 +98,16 @@ type Folder interface {
 	Run(n int, holders []HolderID) (more bool)
 }
 
+// OnlyRegistry is a Folder that keeps the registry alone. A lookup of no blocks with it reads no
+// more of the registry than has changed; with an error it may have the one from before.
+type OnlyRegistry struct{ *Registry }
+
+// Begin implements Folder.
+func (o *OnlyRegistry) Begin(r *Registry) { o.Registry = r }
+
+// Run implements Folder.
+func (*OnlyRegistry) Run(int, []HolderID) (more bool) { return false }
+
 // Index is the block index: block key -> holders, and the registry of pods and
 // models. Memory and Redis implement it with one contract, held together by
 // the suite in storetest. All methods are safe for concurrent use.

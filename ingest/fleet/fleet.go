@@ -143,34 +143,25 @@ func (f *Fleet) beat(ctx context.Context) {
 	f.mu.Unlock()
 }
 
-// beginner is a store.Folder that just wants the registry.
-type beginner struct{ registry *store.Registry }
-
-// Begin implements store.Folder.
-func (b *beginner) Begin(r *store.Registry) { b.registry = r }
-
-// Run implements store.Folder.
-func (b *beginner) Run(int, []store.HolderID) bool { return false }
-
 // look brings what is to be read up to date. It asks for one block, since that brings
 // the registry along if it has changed, and nothing else.
 func (f *Fleet) look(ctx context.Context) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, f.config.TTL)
 	defer cancel()
-	var b beginner
+	var b store.OnlyRegistry
 	if err := f.config.Index.Lookup(ctx, &store.Query{Keys: make([]blockkey.Key, 1), Fold: &b}); err != nil {
 		f.fail(ctx, err)
 		return false
 	}
-	if b.registry == f.known {
+	if b.Registry == f.known {
 		return true
 	}
-	f.known = b.registry
+	f.known = b.Registry
 	f.sources = map[store.RankRef]ingest.Source{}
 	f.ranks = f.ranks[:0:0]
 	telling := map[string]string{}
-	for i := range b.registry.Pods {
-		p := &b.registry.Pods[i]
+	for i := range b.Registry.Pods {
+		p := &b.Registry.Pods[i]
 		list, err := f.config.Wiring.Sources(p)
 		if err != nil {
 			text := fmt.Sprint(p.Events, " ", p.Replay, " ", p.Ranks, " ", p.Address)
