@@ -133,45 +133,26 @@ type pairing struct {
 
 // routePair is one try of Route for a pair.
 func (r *Router) routePair(ctx context.Context, q *Request, fresh bool) (*Decision, error) {
-	picture, base, version, away := r.picture(ctx, q.Score.Model, fresh)
-	settings, err := base.override(q.Overrides)
+	v := View{Part: DecodePart}
+	t, d, err := r.begin(ctx, q, &v, fresh)
 	if err != nil {
 		return nil, err
 	}
-	policy, err := ParsePolicy(settings.Policy)
-	if err != nil {
-		return nil, err
-	}
-	d := &Decision{Policy: policy.Name}
-	v := View{Settings: settings, Explain: q.Explain, Now: picture.Now, Turn: r.turn.Add(1) - 1, Part: DecodePart}
-	match, unread, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
-	if err != nil {
-		return nil, err
-	}
-	v.prompt(d.size(&q.Score), match)
-	p := &pairing{r: r, q: q, decode: &v, match: match, ms: policy.Milliseconds}
-	if err := p.places(&picture); err != nil {
-		return nil, nobody(err, unread)
+	p := &pairing{r: r, q: q, decode: &v, match: t.match, ms: t.policy.Milliseconds}
+	if err := p.places(&t.picture); err != nil {
+		return nil, nobody(err, t.unread)
 	}
 	p.prefill.learnSpeeds()
 	p.decode.learnSpeeds()
 	r.draw(p.prefill)
 	r.draw(p.decode)
-	p.prefill.planPulls(match, q.Score.Model, &picture)
-	p.wp, p.wd = policy.Weigh(p.prefill), policy.Weigh(p.decode)
+	p.prefill.planPulls(t.match, q.Score.Model, &t.picture)
+	p.wp, p.wd = t.policy.Weigh(p.prefill), t.policy.Weigh(p.decode)
 	p.tp, p.td = p.prefill.totals(p.wp), p.decode.totals(p.wd)
-	if err := p.take(ctx, version, away, d); err != nil {
-		return nil, nobody(err, unread)
+	if err := p.take(ctx, t.version, t.away, d); err != nil {
+		return nil, nobody(err, t.unread)
 	}
 	return d, nil
-}
-
-// prompt tells the view of the prompt.
-func (v *View) prompt(tokens int, match *scorer.Match) {
-	v.Tokens, v.BlockSize = tokens, match.BlockSize
-	if len(match.Keys) > 0 {
-		v.Prefix, v.HasPrefix = match.Keys[0], true
-	}
 }
 
 // draw gives a view its random numbers and what is remembered of its candidates.

@@ -59,11 +59,24 @@ func (r *Router) Models(within time.Duration) (out []string) {
 // the settings that go with them.
 func (r *Router) picture(ctx context.Context, model string, fresh bool) (p loads.Picture, s *Settings, version int64, away bool) {
 	m := r.state(model)
-	p, s, version, err := r.readPicture(ctx, m, model, fresh)
+	m.mu.Lock()
+	err := m.failed
+	if fresh || m.reading != nil || m.read.IsZero() || r.c.Now().Sub(m.read) >= pictureAge {
+		older := m.reading != nil
+		err = r.awaitPicture(ctx, m, model)
+		if fresh && older && err == nil { // that one began before this call
+			err = r.awaitPicture(ctx, m, model)
+		}
+		if err != nil && m.picture.Loads == nil {
+			m.picture = loads.Picture{Now: r.c.Now().UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
+		}
+	}
+	p, s = m.picture, m.settings
+	m.mu.Unlock()
 	if err != nil {
 		r.tellAway(model, err)
 	}
-	return p, s, version, err != nil
+	return p, s, p.Version, err != nil
 }
 
 // tellAway tells that the loads of a model can not be read or changed. That a caller has left
@@ -82,24 +95,6 @@ type reading struct {
 	// done is closed.
 	err  error
 	gone bool
-}
-
-// readPicture is picture, with why the loads are away.
-func (r *Router) readPicture(ctx context.Context, m *modelState, model string, fresh bool) (p loads.Picture, s *Settings, version int64, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if fresh || m.reading != nil || m.read.IsZero() || r.c.Now().Sub(m.read) >= pictureAge {
-		older := m.reading != nil
-		err = r.awaitPicture(ctx, m, model)
-		if fresh && older && err == nil { // that one began before this call
-			err = r.awaitPicture(ctx, m, model)
-		}
-		if err != nil && m.picture.Loads == nil {
-			m.picture = loads.Picture{Now: r.c.Now().UnixMicro(), Loads: map[store.RankRef]loads.Load{}}
-		}
-		return m.picture, m.settings, m.picture.Version, err
-	}
-	return m.picture, m.settings, m.picture.Version, m.failed
 }
 
 // awaitPicture waits for the try that is under way, or makes one. It is called with m.mu held,

@@ -155,58 +155,77 @@ func (r *Router) Route(ctx context.Context, q Request) (*Decision, error) {
 	}
 }
 
-// route is one try of Route. fresh asks for a picture made after the call began.
+// try is what one try of Route goes by.
+type try struct {
+	picture loads.Picture
+	version int64 // of the settings
+	away    bool  // the loads cannot be read
+	policy  Policy
+	match   *scorer.Match
+	unread  bool // the index was away, so that the pods are those known before
+}
+
+// begin finds out what a try goes by, tells the view, and begins the decision. fresh asks for a picture made
+// after the call began.
+func (r *Router) begin(ctx context.Context, q *Request, v *View, fresh bool) (t try, d *Decision, err error) {
+	var base *Settings
+	t.picture, base, t.version, t.away = r.picture(ctx, q.Score.Model, fresh)
+	if v.Settings, err = base.override(q.Overrides); err != nil {
+		return t, nil, err
+	}
+	if t.policy, err = ParsePolicy(v.Settings.Policy); err != nil {
+		return t, nil, err
+	}
+	d = &Decision{Policy: t.policy.Name}
+	v.Explain, v.Now, v.Turn = q.Explain, t.picture.Now, r.turn.Add(1)-1
+	if t.match, t.unread, err = r.match(ctx, q, t.policy.Blind && !q.Score.ReturnTokens, d); err != nil {
+		return t, nil, err
+	}
+	v.Tokens, v.BlockSize = d.size(&q.Score), t.match.BlockSize
+	if len(t.match.Keys) > 0 {
+		v.Prefix, v.HasPrefix = t.match.Keys[0], true
+	}
+	return t, d, nil
+}
+
+// route is one try of Route.
 func (r *Router) route(ctx context.Context, q *Request, fresh bool) (*Decision, error) {
-	model := q.Score.Model
-	picture, base, version, away := r.picture(ctx, model, fresh)
-	settings, err := base.override(q.Overrides)
-	if err != nil {
-		return nil, err
-	}
-	policy, err := ParsePolicy(settings.Policy)
-	if err != nil {
-		return nil, err
-	}
-	d := &Decision{Policy: policy.Name}
 	v := r.takeView()
 	defer r.giveBack(v)
-	v.Settings, v.Explain, v.Now, v.Turn = settings, q.Explain, picture.Now, r.turn.Add(1)-1
-	match, unread, err := r.match(ctx, q, policy.Blind && !q.Score.ReturnTokens, d)
+	t, d, err := r.begin(ctx, q, v, fresh)
 	if err != nil {
 		return nil, err
 	}
-	v.prompt(d.size(&q.Score), match)
-	if err := q.candidates(v, match, &picture); err != nil {
-		return nil, nobody(err, unread)
+	if err := q.candidates(v, t.match, &t.picture); err != nil {
+		return nil, nobody(err, t.unread)
 	}
 	v.learnSpeeds()
 	r.draw(v)
-	v.planPulls(match, q.Score.Model, &picture)
-	w := policy.Weigh(v)
+	v.planPulls(t.match, q.Score.Model, &t.picture)
+	w := t.policy.Weigh(v)
 	totals := v.totals(w)
 	was := r.keepTogether(ctx, q, v, totals, d)
 	v.only = was.stay + 1
-	chosen, err := r.take(ctx, q, v, w, match, totals, version, away, d)
+	chosen, err := r.take(ctx, q, v, w, &t, totals, d)
 	if errors.Is(err, ErrBusy) && v.only > 0 { // the picture did not know
 		v.only, d.Session.State = 0, SessionBusy
-		chosen, err = r.take(ctx, q, v, w, match, totals, version, away, d)
+		chosen, err = r.take(ctx, q, v, w, &t, totals, d)
 	}
 	if err != nil {
 		return nil, err
 	}
-	r.conclude(q, v, w, match, totals, chosen, d)
-	if q.Explain && policy.Milliseconds {
+	r.conclude(q, v, w, t.match, totals, chosen, d)
+	if q.Explain && t.policy.Milliseconds {
 		d.Ways = v.ways(totals)
 	}
 	r.bind(ctx, q, v, was, d)
-	r.predict(ctx, v, match, q.Score.Model, &v.Candidates[chosen], d)
+	r.predict(ctx, v, t.match, q.Score.Model, &v.Candidates[chosen], d)
 	return d, nil
 }
 
 // match finds out which pods hold the prompt. For a policy that does not ask, it looks up a
 // prompt without tokens. That reads no block, and still brings up to date which pods are
-// registered.
-// unread says that the index was away, so that the pods are those known before.
+// registered. unread says that the index was away, so that the pods are those known before.
 func (r *Router) match(ctx context.Context, q *Request, blind bool, d *Decision) (match *scorer.Match, unread bool, err error) {
 	ask := q.Score
 	ask.Strategy, ask.EarlyExit, ask.Match, ask.Predicted, ask.Top = scorer.LongestPrefix, false, true, true, 1
@@ -244,14 +263,15 @@ func (v *View) totals(w loads.Weights) []float64 {
 
 // take chooses one of the candidates, and books it if that is asked and can be. It brings
 // totals, and the loads of the candidates that were nominated, up to date.
-func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights, match *scorer.Match, totals []float64, version int64, away bool, d *Decision) (chosen int, err error) {
+func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights, t *try, totals []float64, d *Decision) (chosen int, err error) {
 	order := v.perm() // of equal costs any may win
 	if v.only > 0 {
 		order = []int{v.only - 1}
 	}
-	if q.Reserve && !away {
+	d.Local = t.away
+	if q.Reserve && !t.away {
 		who := v.nominate(totals, order)
-		call := q.call(v, match, w, version)
+		call := q.call(v, t.match, w, t.version)
 		call.Candidates = make([]loads.Candidate, 0, len(who))
 		for _, i := range who {
 			call.Candidates = append(call.Candidates, v.bookable(i, w))
@@ -265,9 +285,8 @@ func (r *Router) take(ctx context.Context, q *Request, v *View, w loads.Weights,
 			return 0, why
 		}
 		r.tellAway(q.Score.Model, err)
-		away = true
+		d.Local = true
 	}
-	d.Local = away
 	shuffled := v.floats(len(order))
 	for k, i := range order {
 		shuffled[k] = totals[i]
