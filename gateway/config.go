@@ -77,8 +77,8 @@ type Config struct {
 	Index  Index
 	// Control, if not nil, is asked before each connection to an engine, as net.Dialer's.
 	Control func(network, address string, c syscall.RawConn) error
-	// Salt, if not nil, returns the cache salt under which a request runs whose body asks for one,
-	// or for none (""). A client that gets one when it asks for none has it in all its requests.
+	// Salt, if not nil, returns the cache salt of a request, given the one that its body asks for,
+	// "" for none. A client that gets one when it asks for none has it in all its requests.
 	// The gateway sends it to the engine, and refuses what has no place for it.
 	Salt func(ctx context.Context, asked string) string
 	// Scoped is needed with Salt. It returns the name under which engines and the router know what

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -31,16 +30,13 @@ func configOf(caller access.Caller) gateway.Config {
 func TestSaltOfAClient(t *testing.T) {
 	type got struct{ path, body string }
 	seen := make(chan got, 1)
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/health" {
-			b, _ := io.ReadAll(r.Body)
-			seen <- got{r.URL.Path, string(b)}
-		}
+	address := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		seen <- got{r.URL.Path, string(b)}
 		_, _ = io.WriteString(w, `{}`)
-	}))
-	defer engine.Close()
+	})
 	for _, tenant := range []string{"tenant", ""} {
-		f := newFleet(t, configOf(access.Caller{Salt: tenant}), strings.TrimPrefix(engine.URL, "http://"))
+		f := newFleet(t, configOf(access.Caller{Salt: tenant}), address)
 		for name, c := range map[string]struct {
 			path, body string
 			status     int
@@ -156,15 +152,12 @@ func vllmTakes(salt string) bool {
 // reports no requests.
 func TestSaltOfAReader(t *testing.T) {
 	seen := make(chan string, 1)
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/health" {
-			seen <- r.Method + " " + r.RequestURI
-		}
+	address := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Method + " " + r.RequestURI
 		_, _ = io.WriteString(w, `{}`)
-	}))
-	defer engine.Close()
+	})
 	for _, tenant := range []string{"tenant", ""} {
-		f := newFleet(t, configOf(access.Caller{Salt: tenant}), strings.TrimPrefix(engine.URL, "http://"))
+		f := newFleet(t, configOf(access.Caller{Salt: tenant}), address)
 		for asked, status := range map[string]int{
 			"GET /version": 200, "HEAD /version": 200, "GET /ping": 200, "GET /v1/models": 200, "HEAD /v1/models": 200, "GET /v1/models/sim/model": 200, "GET /version?x=1": 200,
 			"GET /metrics": 403, "HEAD /metrics": 403, "GET /flush_cache": 403, "GET /server_info": 403, "GET /get_server_info": 403, "GET /v1/responses/resp_1": 403,
@@ -199,21 +192,17 @@ func TestSaltOfAReader(t *testing.T) {
 func TestSaltOfNames(t *testing.T) {
 	type names struct{ request, session []string }
 	seen := make(chan names, 1)
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/health" {
-			return
-		}
+	address := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		seen <- names{r.Header["X-Request-Id"], r.Header["X-Session-Id"]}
 		w.Header().Set("X-Request-Id", r.Header.Get("X-Request-Id")) // vLLM's --enable-request-id-headers
 		_, _ = io.WriteString(w, `{}`)
-	}))
-	defer engine.Close()
+	})
 	var caller access.Caller
 	f := newFleet(t, gateway.Config{
 		Salt:   func(_ context.Context, asked string) string { return caller.CacheSalt(asked) },
 		Scoped: func(_ context.Context, name string) string { return caller.Scoped(name) },
-	}, strings.TrimPrefix(engine.URL, "http://"))
+	}, address)
 	const body = `{"model":"sim/model","prompt":"a prompt of a session"}`
 	from := map[string]string{}
 	for _, c := range []struct {
@@ -252,19 +241,17 @@ func TestSaltOfNames(t *testing.T) {
 
 func compact(t *testing.T, v any) string {
 	t.Helper()
-	b := must.Get(json.Marshal(v))(t)
-	return string(b)
+	return string(must.Get(json.Marshal(v))(t))
 }
 
 // TestSaltSeparates: two tenants with one prompt do not meet each other in the index.
 func TestSaltSeparates(t *testing.T) {
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	address := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		_, _ = io.WriteString(w, `{}`)
-	}))
-	defer engine.Close()
+	})
 	tenant := ""
-	f := newFleet(t, gateway.Config{Salt: func(_ context.Context, asked string) string { return tenant + asked }, Scoped: func(_ context.Context, name string) string { return tenant + name }}, strings.TrimPrefix(engine.URL, "http://"))
+	f := newFleet(t, gateway.Config{Salt: func(_ context.Context, asked string) string { return tenant + asked }, Scoped: func(_ context.Context, name string) string { return tenant + name }}, address)
 	body := `{"model":"sim/model","prompt":"` + strings.Repeat("a prompt of one tenant ", 20) + `"}`
 	for _, c := range []struct {
 		tenant string

@@ -40,8 +40,8 @@ func TestOthersRequestsCount(t *testing.T) {
 	if got := w.chosen(20); got["a"] != 0 {
 		t.Errorf("%v: a is busy with others' requests", got)
 	}
-	q := ask(prompt(7, 500))
-	q.Reserve, q.Explain = true, true
+	q := reserving(ask(prompt(7, 500)))
+	q.Explain = true
 	d := w.route(q)
 	if d.Pod != "b" {
 		t.Errorf("booked at %v", d.RankRef)
@@ -71,8 +71,8 @@ func TestDeadRequestsCountNoMore(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
 	for range 6 {
-		q := ask(prompt(1, 4000))
-		q.Reserve, q.Pinned = true, &store.RankRef{Pod: "a"}
+		q := reserving(ask(prompt(1, 4000)))
+		q.Pinned = &store.RankRef{Pod: "a"}
 		w.route(q)
 	}
 	w.settings(`{"evict":0}`) // they were to fill its cache
@@ -88,8 +88,8 @@ func TestDeadRequestsCountNoMore(t *testing.T) {
 		t.Errorf("%v: nothing runs at either", got)
 	}
 	// A new one is on its way, and counts.
-	q := ask(prompt(1, 4000))
-	q.Reserve, q.Pinned = true, &store.RankRef{Pod: "a"}
+	q := reserving(ask(prompt(1, 4000)))
+	q.Pinned = &store.RankRef{Pod: "a"}
 	w.route(q)
 	w.tell("a", idle)
 	if got := w.chosen(20); got["a"] != 0 {
@@ -100,8 +100,8 @@ func TestDeadRequestsCountNoMore(t *testing.T) {
 func TestBusyByTheEngine(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b", KVTokens: 1600})
-	first := ask(prompt(1, 500))
-	first.Reserve, first.ID = true, "first"
+	first := reserving(ask(prompt(1, 500)))
+	first.ID = "first"
 	at := w.route(first).RankRef
 	must.Get(w.PutSettings(t.Context(), "m", []byte(`{"busy":{"engine_waiting":3,"engine_kv_usage":0.9}}`)))(t)
 	w.tell("a", loads.Engine{Waiting: 3, KVUsage: -1})
@@ -158,8 +158,8 @@ func TestBookedAsWeighed(t *testing.T) {
 		w := newWorld(t, nil)
 		w.register(store.Pod{Name: "a", KVTokens: 16_000}, store.Pod{Name: "b", KVTokens: 16_000}, store.Pod{Name: "c"})
 		for i := range rapid.IntRange(0, 6).Draw(rt, "booked") {
-			q := ask(prompt(uint32(i)<<16, rapid.IntRange(1, 3000).Draw(rt, "tokens")))
-			q.Reserve, q.Pinned = true, &store.RankRef{Pod: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "pod")}
+			q := reserving(ask(prompt(uint32(i)<<16, rapid.IntRange(1, 3000).Draw(rt, "tokens"))))
+			q.Pinned = &store.RankRef{Pod: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "pod")}
 			w.route(q)
 		}
 		for range rapid.IntRange(0, 8).Draw(rt, "told") {

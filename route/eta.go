@@ -22,16 +22,15 @@ const (
 //
 //	cost = wait + (1 + beta) x prefill + evict + room + requests x request_ms
 //
-// wait is the work that is booked and not done over the rank's speed. Term prefill is that of the tokens
-// that the rank does not hold. A token in a slower tier counts for the share that its tier's weight
-// leaves. Factor beta does not grow with the load: that would send the more to a holder the longer its
-// queue is already.
+// wait is the work that is booked and not done, divided by the rank's speed. prefill is the time for the
+// tokens that the rank does not hold. A token in a slower tier counts for the share that its tier's weight
+// leaves. beta does not grow with the load: then the longest queue would get the most prompts.
 //
 // evict is what the prompt takes from others. Its tokens push as many out of the cache. The
 // faster the cache was filled of late, the younger these are, and the sooner asked for again.
 // So it is the prefill of these tokens at the mean speed of all, times a setting, times a
 // factor. The factor is how much more than the mean was put into this cache. As long as less
-// than a cache was put into each, it counts for that share. Term room is what it costs that
+// than a cache was put into each, it counts for that share. room is what it costs that
 // running requests need the cache. A request that finds no room waits until others have put
 // out all of their answers. Both are 0 while nothing is known of what they depend on.
 //

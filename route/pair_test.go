@@ -86,11 +86,9 @@ func TestPair(t *testing.T) {
 	}
 
 	// The next one is spread: the cheapest prefill pod has work by now.
-	q = pairOf(prompt(7, 2000))
-	q.Reserve = true
+	q = reserving(pairOf(prompt(7, 2000)))
 	first := w.route(q)
-	q = pairOf(prompt(90_000, 2000))
-	q.Reserve = true
+	q = reserving(pairOf(prompt(90_000, 2000)))
 	second := w.route(q)
 	if first.Prefill.Pod == second.Prefill.Pod || first.Pod == second.Pod {
 		t.Errorf("%s, then %s", places(first), places(second))
@@ -168,8 +166,7 @@ func TestPairBusy(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register(pod("d", "decode"), pod("p", "prefill"))
 	w.settings(`{"busy":{"requests":2}}`)
-	q := pairOf(prompt(1, 2000))
-	q.Reserve = true
+	q := reserving(pairOf(prompt(1, 2000)))
 	held := &store.RankRef{Pod: "p", Rank: -1}
 	for i := range 2 { // two that do the prefill alone
 		only := ask(prompt(uint32(i)*9000, 2000))
@@ -199,8 +196,7 @@ func TestPairAway(t *testing.T) {
 	})
 	w.register(pod("d1", "decode"), pod("d2", "decode"), pod("p1", "prefill"), pod("p2", "prefill"))
 	away.err = loads.ErrUnavailable
-	q := pairOf(prompt(1, 2000))
-	q.Reserve = true
+	q := reserving(pairOf(prompt(1, 2000)))
 	seen := map[string]int{}
 	for range 4 {
 		d := w.route(q)

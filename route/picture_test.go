@@ -53,8 +53,7 @@ func TestCaseLoadsThatDoNotAnswer(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 40 {
 			wg.Go(func() {
-				q := ask(prompt(1, 100))
-				q.Reserve = true
+				q := reserving(ask(prompt(1, 100)))
 				d, err := w.Route(t.Context(), q)
 				if err != nil || !d.Local || d.Reservation != "" {
 					t.Errorf("%+v, %v", d, err)
@@ -66,8 +65,7 @@ func TestCaseLoadsThatDoNotAnswer(t *testing.T) {
 			t.Errorf("40 requests took %v and made %d tries, one takes %v", took, tries, route.PictureWait())
 		}
 		f.hang.Store(false)
-		q := ask(prompt(1, 100))
-		q.Reserve = true
+		q := reserving(ask(prompt(1, 100)))
 		if d := w.route(q); d.Local || d.Reservation == "" {
 			t.Errorf("the loads answer again: %+v", d)
 		}
@@ -86,8 +84,7 @@ func TestCaseCallerOfAPictureLeaves(t *testing.T) {
 		wg.Go(func() { _, _ = w.Route(first, ask(prompt(1, 100))) })
 		synctest.Wait() // it reads
 		wg.Go(func() {
-			q := ask(prompt(1, 100))
-			q.Reserve = true
+			q := reserving(ask(prompt(1, 100)))
 			if d := must.Get(w.Route(t.Context(), q))(t); d.Local || d.Reservation == "" {
 				t.Errorf("%+v", d)
 			}

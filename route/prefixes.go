@@ -16,8 +16,7 @@ import (
 const (
 	// MaxPrefixes is how many prefixes Router.Prefixes returns at most.
 	MaxPrefixes = 100
-	// maxSketches bounds the models whose demand for prefixes is counted. The one that was not asked for
-	// longest makes room.
+	// maxSketches bounds how many models are counted. The one that was idle for longest makes room.
 	maxSketches = 64
 	// tellDemand is how often a process tells the others what it has counted of a model.
 	tellDemand = 10 * time.Second

@@ -64,8 +64,8 @@ func TestPull(t *testing.T) {
 			w.settings(c.settings)
 			if c.waits > 0 {
 				for rank := range 2 {
-					q := ask(prompt(500_000, c.waits))
-					q.Reserve, q.Pinned = true, &store.RankRef{Pod: "o", Rank: rank}
+					q := reserving(ask(prompt(500_000, c.waits)))
+					q.Pinned = &store.RankRef{Pod: "o", Rank: rank}
 					w.route(q)
 				}
 			}
@@ -129,8 +129,8 @@ func TestPullSpreads(t *testing.T) {
 	}
 	w.register(pod("c", ""))
 	w.settings(`{` + pulls + `}`)
-	busy := ask(prompt(700_000, 100))
-	busy.Reserve, busy.Pinned = true, &store.RankRef{Pod: "h2", Rank: -1}
+	busy := reserving(ask(prompt(700_000, 100)))
+	busy.Pinned = &store.RankRef{Pod: "h2", Rank: -1}
 	w.route(busy)
 	w.clock = w.clock.Add(time.Second) // queries see it
 	q := ask(p)

@@ -78,10 +78,15 @@ func ask(p []uint32) route.Request {
 	return route.Request{Score: scorer.Request{Model: "m", Input: scorer.Tokens(p)}}
 }
 
+// reserving is the request that is booked.
+func reserving(q route.Request) route.Request {
+	q.Reserve = true
+	return q
+}
+
 func (w *world) route(q route.Request) *route.Decision {
 	w.Helper()
-	d := must.Get(w.Route(w.Context(), q))(w)
-	return d
+	return must.Get(w.Route(w.Context(), q))(w)
 }
 
 func TestRouteToTheHolder(t *testing.T) {
@@ -113,8 +118,8 @@ func TestReserve(t *testing.T) {
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
 	p := prompt(1, 1000)
 	w.hold("a", 0, store.GPU, p, 800)
-	q := ask(p)
-	q.Reserve, q.ID = true, "r1"
+	q := reserving(ask(p))
+	q.ID = "r1"
 	d := w.route(q)
 	if d.Pod != "a" || d.Reservation != "r1" || d.Again {
 		t.Errorf("%+v", d)
@@ -234,8 +239,8 @@ func TestBusy(t *testing.T) {
 	for _, limit := range []string{`{"busy":{"requests":2}}`, `{"busy":{"prefill_tokens":150}}`, `{"busy":{"kv_fraction":0.11}}`} {
 		var ids []string
 		for range 4 {
-			q := ask(prompt(uint32(1000*len(ids)), 100))
-			q.Reserve, q.Overrides = true, []byte(limit)
+			q := reserving(ask(prompt(uint32(1000*len(ids)), 100)))
+			q.Overrides = []byte(limit)
 			ids = append(ids, w.route(q).Reservation)
 		}
 		for _, reserve := range []bool{true, false} {
@@ -263,8 +268,8 @@ func TestRestartVoidsLoad(t *testing.T) {
 		must.OK(t, w.index.Apply(t.Context(), store.Batch{Pod: "a", Model: "m", Guard: &store.Guard{Generation: gen, Fence: 1, Seq: 1}, Ops: []store.Op{{Kind: store.Add, Keys: keys}}}))
 	}
 	live()
-	q := ask(p)
-	q.Reserve, q.Explain = true, true
+	q := reserving(ask(p))
+	q.Explain = true
 	for want := range int64(3) {
 		if d := w.route(q); d.Costs[0].Load.Requests != want {
 			t.Errorf("%d requests, expected %d", d.Costs[0].Load.Requests, want)
@@ -283,8 +288,7 @@ func TestSettingsAreSeen(t *testing.T) {
 	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
 	s := must.Get(scorer.New(scorer.Config{Index: w.index, BlockSize: 16, Budget: 10 * time.Second}))(t)
 	other := must.Get(route.New(route.Config{Scorer: s, Pods: w.index, Loads: w.loads, Seed: 2}))(t)
-	q := ask(prompt(1, 100))
-	q.Reserve = true
+	q := reserving(ask(prompt(1, 100)))
 	if d := w.route(q); d.Policy != "eta" {
 		t.Errorf("%+v", d)
 	}
@@ -337,8 +341,7 @@ func TestLoadsAway(t *testing.T) {
 	a.set(true)
 	n := map[string]int{}
 	for i := range 30 {
-		q := ask(prompt(uint32(i)*1000, 1000))
-		q.Reserve = true
+		q := reserving(ask(prompt(uint32(i)*1000, 1000)))
 		d := w.route(q)
 		if !d.Local || d.Reservation != "" {
 			t.Fatalf("%+v", d)
@@ -353,8 +356,7 @@ func TestLoadsAway(t *testing.T) {
 	}
 	a.set(false)
 	w.clock = w.clock.Add(time.Second)
-	q := ask(prompt(1, 100))
-	q.Reserve = true
+	q := reserving(ask(prompt(1, 100)))
 	if d := w.route(q); d.Local || d.Reservation == "" {
 		t.Errorf("%+v", d)
 	}
@@ -422,8 +424,7 @@ func TestBurst(t *testing.T) {
 		r := must.Get(route.New(route.Config{Scorer: s, Pods: w.index, Loads: shared, Seed: uint64(g + 1)}))(t)
 		wg.Go(func() {
 			for i := range 100 {
-				q := ask(prompt(uint32(g*100+i)*1000, 512))
-				q.Reserve = true
+				q := reserving(ask(prompt(uint32(g*100+i)*1000, 512)))
 				if _, err := r.Route(t.Context(), q); err != nil {
 					errs <- err
 					return

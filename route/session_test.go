@@ -24,8 +24,7 @@ func (f *fleet) say(session string, with func(*route.Request)) *route.Decision {
 	if with != nil {
 		with(&q)
 	}
-	d := must.Get(r.Route(f.Context(), q))(f)
-	return d
+	return must.Get(r.Route(f.Context(), q))(f)
 }
 
 func (f *fleet) wantState(d *route.Decision, want route.SessionState) {

@@ -21,8 +21,7 @@ func TestSettle(t *testing.T) {
 		delivered    uint64
 		samples      int64
 	}{{cached: 600, delivered: 600}, {first: true, cached: 500, delivered: 1100, samples: 1}, {first: true, cached: -1, delivered: 1100, samples: 2}, {cached: -1, delivered: 1100, samples: 2}, {alone: true, cached: 300, delivered: 1400, samples: 3}} {
-		q := ask(p)
-		q.Reserve = true
+		q := reserving(ask(p))
 		d := w.route(q)
 		if d.Lease <= 0 {
 			t.Fatalf("a lease of %v", d.Lease)

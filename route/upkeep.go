@@ -26,16 +26,16 @@ const (
 )
 
 // Upkeep looks after the models that a Router routes. It shares what requests were promised and given, and
-// what their prompts begin with. It begins a rank anew whose index lies, so that the reader of its events
-// builds it up again from what the engine still has. It audits loads. Any number of processes run one each,
-// and claim each piece of work.
+// what their prompts begin with. It audits loads. Where the index is wrong about a rank it begins a new
+// generation, which the reader of the rank's events fills with what the engine still has. Any number of
+// processes run one each, and claim each piece of work.
 type Upkeep struct {
 	// Router and Index are required.
 	Router *Router
 	Index  store.Index
 	// Audited, if not nil, is told what an audit has found and set right.
 	Audited func(model string, found []loads.Difference)
-	// Lies, if not nil, receives each rank whose index lies, in the process that has claimed to
+	// Lies, if not nil, receives each rank that the index is wrong about, in the process that has claimed to
 	// mend it. Argument mended reports whether it is read anew: a rank without events cannot be.
 	Lies func(model string, t loads.Truth, mended bool)
 	// Failed, if not nil, is told what could not be done.
@@ -95,7 +95,7 @@ func (u *Upkeep) audit(ctx context.Context, model string) error {
 	return err
 }
 
-// mend begins those ranks anew whose index lies.
+// mend begins a new generation of each rank that the index is wrong about.
 func (u *Upkeep) mend(ctx context.Context, model string) error {
 	kept := u.Router.c.Loads
 	all, err := kept.Truths(ctx, model)
@@ -115,7 +115,7 @@ func (u *Upkeep) mend(ctx context.Context, model string) error {
 			continue
 		}
 		if slot, ok := reg.Slot(p, at.Rank); !ok || reg.Generation(slot) != t.Generation {
-			continue // that life is over, or has not begun
+			continue // that generation is over, or has not begun
 		}
 		if ours, err := kept.Claim(ctx, model, "mend "+at.String(), MendEvery); err != nil || !ours {
 			if err != nil {

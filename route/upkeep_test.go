@@ -32,8 +32,8 @@ func liar(t *testing.T) (w *world, p []uint32) {
 func (w *world) serve(pod string, p []uint32, n, cached int) {
 	w.Helper()
 	for range n {
-		q := ask(p)
-		q.Reserve, q.Pinned = true, &store.RankRef{Pod: pod}
+		q := reserving(ask(p))
+		q.Pinned = &store.RankRef{Pod: pod}
 		d := w.route(q)
 		must.Get(w.Done(w.Context(), "m", d.Reservation, cached))(w)
 		must.Get(w.End(w.Context(), "m", d.Reservation))(w)
@@ -130,8 +130,8 @@ func TestOutcomes(t *testing.T) {
 	if got != want {
 		t.Errorf("%+v, expected %+v", got, want)
 	}
-	q := ask(p)
-	q.Reserve, q.Overrides = true, []byte(`{"policy":"least_requests"}`)
+	q := reserving(ask(p))
+	q.Overrides = []byte(`{"policy":"least_requests"}`)
 	for range 8 {
 		w.route(q) // looks nothing up
 	}

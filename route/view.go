@@ -174,7 +174,7 @@ func (v *View) seeBooked(c *Candidate, booked loads.Load) {
 // seeEngine sets what the engine of a candidate has told.
 func (v *View) seeEngine(c *Candidate, e loads.Engine) {
 	if e.Generation < c.Generation {
-		return // of a life that is over
+		return // of a generation that is over
 	}
 	c.Engine = &e
 	if c.CapacityBlocks == 0 {

@@ -10,7 +10,7 @@ import (
 
 // What is kept of engines' own loads.
 const (
-	// EngineEvery is how often an engine is asked for its load that does not tell it.
+	// EngineEvery is how often an engine that does not report its load is asked for it.
 	EngineEvery = 2 * time.Second
 	// EngineStale is how long what an engine has told counts.
 	EngineStale = 10 * time.Second
@@ -20,7 +20,7 @@ const (
 	// one call tells.
 	MaxEngines     = 1 << 14
 	MaxEngineRanks = store.MaxRanks
-	// MaxMissed is the longest time after which an engine is asked again that did not answer.
+	// MaxMissed is the longest pause before an engine that did not answer is asked again.
 	MaxMissed = time.Minute
 	// EngineDoubt is for how long an engine must have run fewer requests than are booked
 	// before those that it does not have count as gone. Until then they may be on their way.

@@ -286,9 +286,9 @@ type Difference struct {
 // Store keeps loads. Memory and loads/redis implement it with one contract, held together
 // by the suite in loads/loadstest. All methods are safe for concurrent use.
 type Store interface {
-	// Book chooses and books in one step. Reservations whose lease is over may count until the next Loads, but never stand in the way. They do
-	// not under the call's id, nor where there are too many. The error is ErrBusy, ErrFull, ErrSettings, ErrInvalid, or ErrUnavailable; only
-	// after the last one may something have been booked.
+	// Book chooses and books in one step. A reservation with an expired lease may count until the next
+	// Loads. It never stands in the way of a call with its id, nor counts for ErrFull. The error is ErrBusy,
+	// ErrFull, ErrSettings, ErrInvalid or ErrUnavailable; only after the last one may something be booked.
 	Book(ctx context.Context, c *Call) (Booked, error)
 	// BookPair chooses the place that prefills a request and the one that decodes it, and books both in one
 	// step under its one id. The prefill pod has the request until Done, the other one until End. A call with
@@ -304,8 +304,8 @@ type Store interface {
 	Output(ctx context.Context, model, id string, tokens int) (Report, error)
 	// End takes the request off its rank's load and forgets it.
 	End(ctx context.Context, model, id string) (Report, error)
-	// Loads returns the loads of a model. Reservations whose lease is over are ended
-	// before, in steps: a call may leave some for the next one.
+	// Loads returns the loads of a model. It first ends reservations with expired leases, in
+	// steps: a call may leave some for the next one.
 	Loads(ctx context.Context, model string) (Picture, error)
 	// PutSettings keeps what routers shall go by for a model, at most MaxSettings bytes. All
 	// of them see it with their next Book or Loads.

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// maxOverdue is how many reservations whose lease is over one call ends at most.
+// maxOverdue is how many reservations with an expired lease one call ends at most.
 const maxOverdue = 8
 
 // part is a request's part in a row, which is over when the row has another life.

@@ -113,6 +113,7 @@ func (m *Memory) BookPair(_ context.Context, c *PairCall) (BookedPair, error) {
 	b, now := m.book(c.Model, true), m.micros()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.mustAgree()
 	old, err := b.open(&c.Call, now)
 	if err != nil {
 		return BookedPair{}, err

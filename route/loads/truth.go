@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/store"
 )
 
-// When a rank counts as one whose index lies.
+// When the index counts as wrong about a rank.
 const (
 	// minTruth is how many requests must have told what they were given.
 	minTruth = 32

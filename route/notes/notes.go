@@ -40,7 +40,7 @@ const (
 	MaxTellers = 64
 	// MaxTeller is the longest name of a process in bytes.
 	MaxTeller = 64
-	// DemandForget is how long that is kept of a process that tells no more.
+	// DemandForget is how long the last report of a process is kept.
 	DemandForget = 30 * time.Minute
 	// slices is how many parts the life of a prediction is cut into. With the one that is
 	// written and one that its size has cut off early they fit store.MaxPredicted.
@@ -49,7 +49,7 @@ const (
 
 // Slice asks under which end some blocks of a rank are predicted.
 type Slice struct {
-	// Model and RankRef say whose blocks they are.
+	// Model and RankRef are where the blocks are held.
 	Model string
 	store.RankRef
 	// Blocks is how many there are, at most Max.

@@ -209,10 +209,9 @@ func appendEventArray(dst []byte, e *event.Event, form Form) []byte {
 		}
 		dst = msgp.AppendString(msgp.AppendArrayHeader(dst, uint32(n)), e.Kind.String())
 		for at := 1; at < n; at++ {
-			switch {
-			case at == atLoRA && salted:
+			if at == atLoRA && salted {
 				dst = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(dst, 1), "cache_salt"), e.Salt)
-			default:
+			} else {
 				dst = appendStoredField(dst, e, at, form)
 			}
 		}
@@ -361,11 +360,12 @@ func appendExtraKeys(dst []byte, e *event.Event) []byte {
 				n++
 			}
 		}
+		if e.LoRA != "" {
+			n++
+		}
 		salted := e.Salt != "" && i == 0 && !e.HasParent
-		for _, there := range []bool{e.LoRA != "", salted} {
-			if there {
-				n++
-			}
+		if salted {
+			n++
 		}
 		if n == 0 {
 			dst = append(dst, 0xc0)

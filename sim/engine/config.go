@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/nearest"
 )
 
-// Kind is whose rules an engine follows.
+// Kind is the engine that is simulated.
 type Kind uint8
 
 // The kinds.

@@ -164,8 +164,7 @@ func (e *Engine) Reusable(r Request) Hit {
 	return e.cache.reusable(e.sequence(r))
 }
 
-// Cancel ends a request without further output. It does nothing where there is not one of the
-// name.
+// Cancel ends a request without further output. It does nothing where no request has the id.
 func (e *Engine) Cancel(id uint64) {
 	e.stuck = false
 	named := func(q *sequence) bool { return q.ID == id }
@@ -189,8 +188,8 @@ func (e *Engine) Occupy(n int) int {
 	return e.cache.occupy(max(n, 0))
 }
 
-// Throttle has all that is computed from the next iteration on take factor times as long. An
-// engine is so whose cores or power are short. A factor of 1 ends that; less counts as 1.
+// Throttle makes all computation from the next iteration on take factor times as long, as on an
+// engine that lacks cores or power. A factor of 1 ends that; less counts as 1.
 func (e *Engine) Throttle(factor float64) { e.throttled = max(1, factor) }
 
 // Stats returns what the engine is doing.

@@ -52,8 +52,7 @@ func answer(t *testing.T, e *Engine, prompt []uint32, n int) (Hit, []event.Event
 
 func started(t *testing.T, c Config) *Engine {
 	t.Helper()
-	e := must.Get(New(c))(t)
-	return e
+	return must.Get(New(c))(t)
 }
 
 // The first hashes of the tokens 0, 1, 2... are those of the engines themselves.

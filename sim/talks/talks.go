@@ -1,5 +1,5 @@
 // Package talks has conversations to try engines with: recorded ones, without their texts.
-// The README beside it says whose they are.
+// The README beside it names their source.
 package talks
 
 import (

@@ -23,8 +23,8 @@ type Pod struct {
 	// Name is that of its registration.
 	Name   string
 	Engine engine.Config
-	// Slow, if above 1, is how many times as long the engine takes for all that it computes
-	// until SlowUntil. An engine is so that has just begun, or whose cores others use.
+	// Slow, if above 1, is how many times as long the engine takes to compute until SlowUntil, as
+	// one that has just begun, or that shares its cores.
 	Slow      float64
 	SlowUntil time.Duration
 }

@@ -25,8 +25,7 @@ func run(t *testing.T, policy string, n, blocks, talks, together int) trial.Resu
 	for i := range n {
 		c.Pods = append(c.Pods, trial.Pod{Name: fmt.Sprint("p", i), Engine: engine.Config{Blocks: blocks, BlockSize: 16}})
 	}
-	r := must.Get(trial.Run(t.Context(), c))(t)
-	return r
+	return must.Get(trial.Run(t.Context(), c))(t)
 }
 
 // TestRun: the same trial comes to the same, and its figures agree with each other.

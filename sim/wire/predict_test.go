@@ -103,8 +103,7 @@ func follow(t *testing.T, p *wire.Pod, indexBlock int) *follower {
 // life returns the life of rank 0 that the index knows.
 func (f *follower) life() store.Life {
 	f.t.Helper()
-	life := must.Get(f.index.Life(f.t.Context(), f.name, 0))(f.t)
-	return life
+	return must.Get(f.index.Life(f.t.Context(), f.name, 0))(f.t)
 }
 
 // wait waits until all that rank 0 has published is in the index, in a generation behind

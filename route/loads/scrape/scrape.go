@@ -26,7 +26,7 @@ const (
 	maxPage = 4 << 20
 	// timeout is how long a page can take. It is shorter than the time between turns.
 	timeout = 1500 * time.Millisecond
-	// beat is the mean time between two looks at whose turn it is.
+	// beat is the mean time between two calls of Turns.
 	beat = loads.EngineEvery / 4
 	// callTimeout bounds a call of the store.
 	callTimeout = time.Second
@@ -96,7 +96,7 @@ func (s *Scraper) Run(ctx context.Context) {
 	}
 }
 
-// look begins to ask those engines whose turn it is, as many as there is room for.
+// look begins to ask the engines that are due, as many as there is room for.
 func (s *Scraper) look(ctx context.Context) {
 	reg := s.c.Pods()
 	for _, m := range s.c.Models() {

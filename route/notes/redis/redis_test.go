@@ -25,8 +25,7 @@ var prefixes atomic.Int64
 
 func open(t *testing.T, client goredis.UniversalClient, now func() time.Time) *redis.Store {
 	t.Helper()
-	s := must.Get(redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("n%d", prefixes.Add(1)), Timeout: 10 * time.Second, Now: now}))(t)
-	return s
+	return must.Get(redis.New(redis.Config{Client: client, Prefix: fmt.Sprintf("n%d", prefixes.Add(1)), Timeout: 10 * time.Second, Now: now}))(t)
 }
 
 func TestRedis(t *testing.T) {
