@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"bytes"
 	"math"
 	"reflect"
 	"testing"
@@ -153,7 +154,7 @@ func FuzzDecode(f *testing.F) {
 		if len(one.groups) > maxGroups || one.Layers() > MaxLayers {
 			t.Fatalf("%x has %d groups and %d layers", v, len(one.groups), one.Layers())
 		}
-		if more, ok := two.Decode(append(one.Append(nil), rest...)); !ok || string(more) != string(rest) {
+		if more, ok := two.Decode(append(one.Append(nil), rest...)); !ok || !bytes.Equal(more, rest) {
 			t.Fatalf("%x is not written as it was read", v)
 		}
 		one.Survey(batch(of(0, 16, "full", 0)), nil)
