@@ -174,11 +174,13 @@ func newKept(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 // fail ends an attempt without an answer, and returns what it has failed for.
 func (a *attempt) fail(err error) error {
 	x := a.x
-	if x.ctx.Err() == nil {
+	if wrong := x.client.failed.Load(); wrong != nil { // no fault of the pod
+		err = wrong
+	} else if x.ctx.Err() == nil {
 		if cause := context.Cause(a.work.ctx); cause != nil {
 			err = cause
 		}
-		if _, ofClient := errors.AsType[*refusal](err); !ofClient && !errors.Is(err, errEjected) {
+		if !errors.Is(err, errEjected) {
 			x.g.pods.failed(a.pod, err)
 		}
 	}

@@ -23,6 +23,8 @@ type clientBody struct {
 	due   atomic.Int64 // when a read that waits now is given up, in ns of the Unix epoch; 0 if none does
 	read  atomic.Bool
 	whole atomic.Bool // it has come to its end
+
+	failed atomic.Pointer[refusal] // what is wrong with it, nil for nothing
 }
 
 // open begins with the body of a request.
@@ -43,21 +45,28 @@ func (b *clientBody) Read(p []byte) (int, error) {
 	if b.left > 0 {
 		b.left = max(0, b.left-int64(n))
 	}
-	if b.room -= int64(n); b.room < 0 {
-		return n, errTooLarge
-	}
+	b.room -= int64(n)
 	switch {
+	case b.room < 0:
+		return n, b.fail(errTooLarge)
 	case err == nil:
+		return n, nil
 	case errors.Is(err, io.EOF):
 		b.whole.Store(true)
+		return n, io.EOF
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = errBodyStall
+		return n, b.fail(errBodyStall)
 	case b.x.ctx.Err() != nil && !errors.Is(err, io.ErrUnexpectedEOF):
-		err = context.Canceled
-	default:
-		err = errBody
+		return n, context.Canceled
 	}
-	return n, err
+	return n, b.fail(errBody)
+}
+
+// fail notes what is wrong with the body: a transport may return that the request was canceled
+// instead, which the server does when a read has failed.
+func (b *clientBody) fail(why *refusal) error {
+	b.failed.Store(why)
+	return why
 }
 
 // Close implements io.Closer; the server closes the body itself.
