@@ -155,9 +155,8 @@ func (s *LRU) Put(scope, text string, tokens []uint32, ends []int) error {
 		added   []key // entries that were not there before, in order
 		scratch []byte
 	)
-	for from, n := 0, 0; ; from += n {
-		rest := text[from:]
-		n = s.chunkAt(from)
+	for from := 0; ; {
+		rest, n := text[from:], s.chunkAt(from)
 		whole := len(rest) < n
 		if whole {
 			k = next(k, rest, s.seeds.whole)
@@ -187,6 +186,7 @@ func (s *LRU) Put(scope, text string, tokens []uint32, ends []int) error {
 			break
 		}
 		p.step(c)
+		from += n
 	}
 	// Place them again, the last first: of one text the end is dropped before
 	// the beginning.
