@@ -73,7 +73,7 @@ func TestQueries(t *testing.T) {
 			}
 		}
 	}
-	if w := ask(http.MethodGet, "/v1/loads?modle=m"); !strings.Contains(w.Body.String(), "(did you mean model?)") {
+	if w := ask(http.MethodGet, "/v1/loads?modell=m"); !strings.Contains(w.Body.String(), "(did you mean model?)") {
 		t.Error(w.Body)
 	}
 }

@@ -152,7 +152,8 @@ func (c *call) scorePrompts(q *request.Score, kind string) error {
 			}
 		}
 	}
-	c.out = append(b, "]}\n"...)
+	b = append(b, "]}\n"...)
+	c.out = b
 	return nil
 }
 

@@ -28,17 +28,20 @@ type stream struct {
 // side gets blocks that it does not know, by engines of its own, until it answers that it has the last.
 func takeEvents(ctx context.Context, list []*side, to [][]samples, round int) (err error) {
 	var streams []*stream
+	defer func() {
+		for _, t := range streams {
+			err = errors.Join(err, closeEngines(t.engines))
+		}
+	}()
 	for i, s := range list {
 		t := &stream{side: s, model: fmt.Sprintf("events-%d", i)}
-		t.engines, err = newEngines(ctx, pods)
-		defer func() { err = errors.Join(err, closeEngines(t.engines)) }()
-		if err != nil {
+		streams = append(streams, t)
+		if t.engines, err = newEngines(ctx, pods); err != nil {
 			return err
 		}
 		if err := errors.Join(s.register(ctx, t.model, 100, endpoints(t.engines)), heard(t.engines, 1)); err != nil {
 			return err
 		}
-		streams = append(streams, t)
 	}
 	random := rand.New(rand.NewPCG(16, uint64(round))) //nolint:gosec // tokens of a benchmark
 	for i, n := range wireBlocks {
