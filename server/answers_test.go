@@ -258,7 +258,7 @@ func answerRequests() (all []ask) {
 		}
 		return base64.StdEncoding.EncodeToString(b)
 	}
-	strategies := []string{"longest_prefix", "highest_block", "coverage"}
+	strategies := scorer.Strategies()
 	// Each strategy with each way of asking for more or less, for each kind of world.
 	for _, model := range []string{"m", wideModel, reuseModel, downModel, staleModel, plainModel, chunkModel, "nobody's"} {
 		body := ask{"model": model, "tokens": numbers(1, 48)}

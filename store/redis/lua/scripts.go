@@ -20,7 +20,8 @@ type Script struct {
 }
 
 // The scripts, each in a file of its name. Those of the registry have registry.lua in front,
-// and those that know guards guard.lua.
+// and those that know guards guard.lua. One is timed where what it writes may be untrue by the
+// time that a late call arrives.
 var (
 	Register = timed("registry", "register")
 	Retire   = timed("registry", "retire")
