@@ -18,12 +18,11 @@ need_go "$command"
 packages=()
 for arg; do case $arg in ./*) packages+=("$arg") ;; esac; done
 say "go $command" "reading what ${packages[*]} is built from"
-flags=("$@")
+flags=("$@") parts=()
 case $command in
 parts)
   command=build
   for i in "${!flags[@]}"; do case ${flags[i]} in ./*) unset "flags[i]" ;; esac; done
-  parts=()
   while IFS= read -r line; do parts+=("$line"); done < <(go list -deps -f '{{if ne .Name "main"}}{{.ImportPath}}{{range .Deps}} {{.}}{{end}}{{end}}' "${packages[@]}" |
     grep -v -e github.com/daulet/tokenizers -e tokenpool/internal/link -e '^$' | cut -d' ' -f1)
   flags+=("${parts[@]}")
@@ -31,6 +30,9 @@ parts)
 vet) total=$(go list -deps -test "${packages[@]}" | sed 's/ .*//' | sort -u | grep -c .) ;;
 *) total=$(go list -deps "${packages[@]}" | grep -c .) ;;
 esac
+# The go command names a program as it begins to compile it, and nothing as it links it, which takes longer.
+program=''
+[ ${#parts[@]} -gt 0 ] || [ "$command" != build ] || program=$(go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' "${packages[@]}")
 start=$SECONDS compiled=0 modules=0 current='' told=$SECONDS
 
 tell() {
@@ -48,7 +50,9 @@ go "$command" -v "${flags[@]}" 2>&1 | {
     '') ;;
     'go: downloading '*) modules=$((modules + 1)) current="downloading module $modules, ${line#go: downloading }" ;;
     *[\ :]*) printf '%s\n' "$line" ;;
-    *) compiled=$((compiled + 1)) current=$line ;;
+    *)
+      compiled=$((compiled + 1)) current=$line
+      [ "$line" != "$program" ] || current="linking $line" ;;
     esac
     [ $((SECONDS - told)) -lt 10 ] || tell
   done
