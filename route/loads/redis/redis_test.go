@@ -330,7 +330,8 @@ func TestKeysOfAnotherType(t *testing.T) {
 }
 
 // TestFullServer gives the server no memory. Requests that run go on, renew their leases and end, and
-// what is booked can be read; nothing new is booked.
+// what is booked can be read, by booking it once more as well; nothing new is booked. One whose lease is over
+// counts as new.
 func TestFullServer(t *testing.T) {
 	client, clock := redistest.Start(t).Client(), loadstest.NewClock()
 	s, ctx := newStore(t, client, "kva", clock), context.Background()
@@ -346,6 +347,12 @@ func TestFullServer(t *testing.T) {
 	if _, err := s.Book(ctx, request("new", "a")); !errors.Is(err, loads.ErrNoMemory) {
 		t.Errorf("a new request: %v", err)
 	}
+	if b, err := s.Book(ctx, request("put", "b")); err != nil || !b.Again || b.Pod != "a" {
+		t.Errorf("a running request once more: %+v, %v", b, err)
+	}
+	if b, err := s.BookPair(ctx, pair("pair", "a", "b")); err != nil || !b.Again || b.Pod != "a" || b.Prefill.Pod != "b" {
+		t.Errorf("a running pair once more: %+v, %v", b, err)
+	}
 	clock.Advance(40 * time.Second)
 	shape := loads.Done{Cached: 10, Shape: loads.DefaultShape}
 	for _, id := range []string{"done", "pair"} {
@@ -359,6 +366,9 @@ func TestFullServer(t *testing.T) {
 		}
 	}
 	clock.Advance(40 * time.Second) // the lease of the third is over, those of the others have been renewed
+	if _, err := s.Book(ctx, request("left", "a")); !errors.Is(err, loads.ErrNoMemory) {
+		t.Errorf("a request whose lease is over: %v", err)
+	}
 	p, err := s.Loads(ctx, "m")
 	if l := p.Loads[store.RankRef{Pod: "a"}]; err != nil || l.Requests != 3 || len(p.Loads) != 2 {
 		t.Errorf("%+v, %v", p.Loads, err)

@@ -159,15 +159,18 @@ end
 local name, other = best > 0 and ARGV[3 + d] or '', d ~= p and ARGV[3 + p] or ''
 local v = not refused and pack('<ddddddddddddddddc0c0c0', now + lease, 0, 0, 0, lives[1], uncached, work, now, tokens, tail, expected, size,
   lease, #name, #other, lives[2], name, other, marked)
--- Most ids are new: one call asks and writes. Redis would make text of the score by "%.17g", which takes three times as long.
+-- Most ids are new: one call asks and writes. Where it may not write, as without memory, what runs can still be read.
+-- Redis would make text of the score by "%.17g", which takes three times as long.
 local score = string.format('%d%06d', (now + lease) / 1000000, (now + lease) % 1000000)
-if refused or call('ZADD', LEASE, 'NX', score, id .. PAD) == 0 then
+local added = not refused and redis.pcall('ZADD', LEASE, 'NX', score, id .. PAD)
+if added ~= 1 then
   local old = call('HGET', RES, id)
   if old and #old >= 128 then
     if overdue > 0 and numbers('<d', old) <= now then return {id} end
     local length, pairLength = numbers('<dd', old, 105)
     return pack('<dddd', 1, now, length, pairLength) .. string.sub(old, 129, 128 + length + pairLength)
   end
+  if type(added) == 'table' then return added end
   if refused == 2 and overdue > 0 then
     local ids = call('ZRANGE', LEASE, '-inf', string.format('%.0f', now), 'BYSCORE', 'LIMIT', '0', string.format('%d', overdue))
     if #ids > 0 then return ids end
