@@ -28,6 +28,7 @@ type fleet struct {
 	routers []*route.Router
 	scorers []*scorer.Scorer
 	pass    func(time.Duration) // nil where time cannot be made pass
+	fill    func()              // takes what memory the notes and the loads have left; nil where it cannot be taken
 	told    []error             // of predictions
 }
 
@@ -48,6 +49,7 @@ func fleets(t *testing.T, settings string, run func(f *fleet)) {
 	t.Run("Redis", func(t *testing.T) {
 		f := &fleet{T: t}
 		server := redistest.Start(t)
+		f.fill = func() { must.OK(t, server.Client().ConfigSet(t.Context(), "maxmemory", "1").Err()) }
 		for range 2 {
 			index := must.Get(storeredis.Open(storeredis.Config{URL: server.URL(), Timeout: 10 * time.Second}))(t)
 			t.Cleanup(func() { _ = index.Close() })

@@ -101,9 +101,15 @@ func (a *Affinity) isOver(requests, fewest int64) bool {
 }
 
 // bind notes where a booked request's session is now. What is noted already, and not long
-// ago, is not noted again.
+// ago, is not noted again. A request that could not be booked leaves its session where it was.
 func (r *Router) bind(ctx context.Context, q *Request, v *View, was bound, d *Decision) {
-	if d.Session == nil || d.Reservation == "" || d.Again {
+	if d.Session == nil || !q.Reserve || d.Again {
+		return
+	}
+	if d.Reservation == "" { // the next one will not find it there
+		if d.Session.State != SessionKept {
+			d.Session.State = SessionUnknown
+		}
 		return
 	}
 	ttl := min(time.Duration(v.Settings.Affinity.TTLS*float64(time.Second)), notes.MaxLease)

@@ -127,6 +127,81 @@ func TestSessionIsBusyAtBooking(t *testing.T) {
 	})
 }
 
+// Where nothing can be booked no session is bound, and its request says so. What was bound stays.
+func TestSessionIsNotBound(t *testing.T) {
+	var a *away
+	w := newWorld(t, func(c *route.Config) { a = &away{Store: c.Loads}; c.Loads, c.Notes = a, notes.NewMemory(c.Now) })
+	w.register(store.Pod{Name: "a"}, store.Pod{Name: "b"})
+	say := func(session string, with func(*route.Request)) *route.Decision {
+		q := reserving(ask(prompt(1, 32)))
+		q.Session = session
+		if with != nil {
+			with(&q)
+		}
+		return w.route(q)
+	}
+	first := say("known", nil)
+	a.set(true)
+	for name, c := range map[string]struct {
+		session string
+		with    func(*route.Request)
+		state   route.SessionState
+	}{
+		"a new one":       {"new", nil, route.SessionUnknown},
+		"the same again":  {"new", nil, route.SessionUnknown},
+		"a query":         {"new", func(q *route.Request) { q.Reserve = false }, route.SessionNew},
+		"one that stays":  {"known", nil, route.SessionKept},
+		"one that leaves": {"known", func(q *route.Request) { q.Score.Pods = []string{map[string]string{"a": "b", "b": "a"}[first.Pod]} }, route.SessionUnknown},
+	} {
+		if d := say(c.session, c.with); d.Session == nil || d.Session.State != c.state || d.Reservation != "" {
+			t.Errorf("%s: %+v, booked as %q; want %s", name, d.Session, d.Reservation, c.state)
+		}
+	}
+	a.set(false)
+	if d := say("known", nil); d.Session.State != route.SessionKept || d.RankRef != first.RankRef {
+		t.Errorf("it went on to %v as %+v, want %v", d.RankRef, d.Session, first.RankRef)
+	}
+	if d := say("new", nil); d.Session.State != route.SessionNew {
+		t.Errorf("one that is bound at last: %+v", d.Session)
+	}
+}
+
+// A server without memory tells of what it has. A request that runs gets its first choice once more, and a
+// session stays; a new one says that it is not bound.
+func TestSessionWithoutMemory(t *testing.T) {
+	fleets(t, `{"policy":"least_requests"}`, func(f *fleet) {
+		if f.fill == nil {
+			return // a process has no such limit
+		}
+		named := func(id string) func(*route.Request) { return func(q *route.Request) { q.ID = id } }
+		first := f.say("chat", named("first"))
+		f.wantState(first, route.SessionNew)
+		alone := f.say("", named("alone"))
+		f.fill()
+		f.refresh()
+		for range 3 {
+			d := f.say("another", nil)
+			f.wantState(d, route.SessionUnknown)
+			if !d.Local || d.Reservation != "" {
+				f.Errorf("booked as %q, without loads: %t", d.Reservation, d.Local)
+			}
+		}
+		if d := f.say("", named("alone")); !d.Again || d.Local || d.RankRef != alone.RankRef {
+			f.Errorf("a repeat: again %t, local %t, %v; want %v", d.Again, d.Local, d.RankRef, alone.RankRef)
+		}
+		d := f.say("chat", named("first"))
+		f.wantState(d, route.SessionKept)
+		if !d.Again || d.RankRef != first.RankRef {
+			f.Errorf("a repeat in a session: again %t, %v; want %v", d.Again, d.RankRef, first.RankRef)
+		}
+		d = f.say("chat", nil)
+		f.wantState(d, route.SessionKept)
+		if !d.Local || d.RankRef != first.RankRef {
+			f.Errorf("the session: local %t, %v; want %v", d.Local, d.RankRef, first.RankRef)
+		}
+	})
+}
+
 // Without notes requests are routed as if they had no session, and say so.
 func TestSessionUnknown(t *testing.T) {
 	w := newWorld(t, func(c *route.Config) { c.Notes = lostNotes{} })
