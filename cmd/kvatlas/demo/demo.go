@@ -139,6 +139,9 @@ func (d *run) greet() error {
 
 func (d *run) tokenize() error {
 	done := d.doing("loading the tokenizer of %s and tokenizing what the pods hold", Model)
+	if err := d.awaitTokenizer(); err != nil {
+		return err
+	}
 	for i := range d.pods {
 		r, err := d.tokensOf(d.pods[i].text)
 		if err != nil {
@@ -154,9 +157,38 @@ func (d *run) tokenize() error {
 	return nil
 }
 
-// loadPatience is how long the demo waits for the tokenizer, which takes a
-// second to load, and more where others keep the machine busy.
-const loadPatience = 2 * time.Minute
+const (
+	// loadPatience is how long the demo waits for the tokenizer, which takes a
+	// second to load, and more where others keep the machine busy.
+	loadPatience = 2 * time.Minute
+	// loadNote is after how long without a tokenizer the demo says so.
+	loadNote = 3 * time.Second
+)
+
+// awaitTokenizer waits for the tokenizer by scores. A score does without one that is still loading,
+// where tokens would be refused, and the server would log an error.
+func (d *run) awaitTokenizer() error {
+	told := false
+	for start := time.Now(); ; {
+		r, err := d.Client.Score(d.ctx, client.ScoreRequest{Model: Model, Prompt: "a"})
+		if err != nil {
+			return err
+		}
+		took := time.Since(start)
+		if r.Tokens.Exact || took > loadPatience {
+			return nil // or what tokenizes next has the reason
+		}
+		if took > loadNote && !told {
+			told = true
+			fmt.Fprintf(d.Out, "\n      the tokenizer is still loading, which takes a minute on a busy machine ... ")
+		}
+		select {
+		case <-d.ctx.Done():
+			return d.ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
 
 // tokensOf asks again where the server gave up on the time that a request may
 // take: it goes on loading the tokenizer behind.

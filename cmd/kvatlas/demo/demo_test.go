@@ -1,12 +1,15 @@
 package demo
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -44,7 +47,7 @@ func fake(t *testing.T, tokenize http.HandlerFunc) Config {
 			tokenize(w, r)
 			return
 		}
-		_, _ = io.WriteString(w, `{"version":"v","backend":"memory"}`)
+		_, _ = io.WriteString(w, `{"version":"v","backend":"memory","tokens":{"exact":true}}`)
 	}))
 	t.Cleanup(srv.Close)
 	c := must.Get(client.New(client.Config{URL: srv.URL}))(t)
@@ -60,6 +63,43 @@ func TestNoTokenizer(t *testing.T) {
 	files, err := Run(t.Context(), cfg)
 	if files != "" || err == nil || !strings.Contains(err.Error(), "scripts/fetch-tokenizers.sh") {
 		t.Errorf("got %q, %v", files, err)
+	}
+}
+
+// answers is a transport that has the answer to each path.
+type answers func(path string) string
+
+func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(a(r.URL.Path))), Request: r,
+	}, nil
+}
+
+// Until the tokenizer is there the server is asked for scores alone, since it would log an error of
+// a tokenization. The demo says once that it waits, if that takes long.
+func TestTokenizerThatLoads(t *testing.T) {
+	for took, notes := range map[time.Duration]int{time.Second: 0, time.Minute: 1, 2 * loadPatience: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			start, early := time.Now(), false
+			loaded := func() bool { return time.Since(start) >= took }
+			transport := answers(func(path string) string {
+				switch path {
+				case "/v1/score":
+					return fmt.Sprintf(`{"tokens":{"exact":%v}}`, loaded())
+				case "/v1/tokenize":
+					early = early || !loaded()
+					return `{"tokens":[1],"count":1,"exact":false,"source":"none"}`
+				}
+				return `{}`
+			})
+			c := must.Get(client.New(client.Config{URL: "http://a", HTTP: &http.Client{Transport: transport}}))(t)
+			var out strings.Builder
+			_, err := Run(t.Context(), Config{Client: c, Out: &out})
+			if n := strings.Count(out.String(), "still loading"); err == nil || n != notes || early != (took > loadPatience) {
+				t.Errorf("a load of %v: %v, tokens before %v, noted %d times:\n%s", took, err, early, n, &out)
+			}
+		})
 	}
 }
 
