@@ -30,7 +30,7 @@ type page struct {
 
 var pages = []page{
 	{"pods", "list the pods of a running server", podsUsage, "/v1/pods", "pods", "only pods that are registered for this `model`",
-		"name engines with --pods when the server starts, or register one with POST /v1/pods", writePods},
+		"name engines with --pods when the server starts, or register one with POST /v1/pods; the log says why pods that were named are missing", writePods},
 	{"models", "list the models of a running server, and their tokenizers", modelsUsage, "/v1/models", "models", "",
 		"a model is indexed with its first pod, and its tokenizer loaded with its first text", writeModels},
 	{"loads", "list what runs where, as a running server has booked it", loadsUsage, "/v1/loads", "models", "only loads of this `model`",

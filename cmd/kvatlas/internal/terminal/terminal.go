@@ -26,6 +26,9 @@ func ServerError(server string, err error) error {
 		if e.Status == http.StatusUnauthorized {
 			text += "\nThe token is taken from $KVATLAS_TOKEN; kvatlas token makes one"
 		}
+		if e.Status == http.StatusNotFound && e.Code == "" {
+			text += "\nThis is no answer of kvatlas: --server names its --listen address, not that of an engine or of the gateway's clients"
+		}
 		return errors.New(text)
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {

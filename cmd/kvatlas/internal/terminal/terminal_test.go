@@ -17,6 +17,11 @@ func TestServerError(t *testing.T) {
 	}{
 		{&client.Error{Status: 404, Code: "not\x1bfound", Message: "no\nmodel", Param: "mo\x07del"}, "the server at s answers 404 not?found: no?model (mo?del)", "the server at s answers 404 not?found: no?model"},
 		{&client.Error{Status: 500, Message: "m"}, "the server at s answers 500: m", "the server at s answers 500: m"},
+		{
+			&client.Error{Status: 404, Message: "404 page not found"},
+			"the server at s answers 404: 404 page not found\nThis is no answer of kvatlas: --server names its --listen address, not that of an engine or of the gateway's clients",
+			"the server at s answers 404: 404 page not found",
+		},
 		{fmt.Errorf("client: %w", refused), "no server can be reached at s: refused\nStart one with kvatlas serve, or name another with --server URL", "no server can be reached at s: refused"},
 		{&net.OpError{Op: "read", Err: errors.New("reset")}, "s: read: reset", "s: read: reset"},
 		{errors.New("client: late"), "s: late", "s: late"},
