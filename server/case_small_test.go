@@ -29,7 +29,6 @@ func TestCaseSmallOnesUnderAttackMessages(t *testing.T) {
 		"skipped":             {"/v1/score", `{"model":"m","tokens":[1],"metadata":` + array + `}`, deep},
 		"skipped open":        {"/v1/tokenize", `{"model":"m","metadata":` + object, deep},
 		"variables":           {"/v1/tokenize", `{"model":"m","messages":[],"chat_template_kwargs":` + object, deep},
-		"mm_items":            {"/v1/score", `{"model":"m","messages":[],"mm_items":` + array + `}`, deep},
 		"render":              {"/v1/chat/completions/render", `{"model":"m","messages":` + array + `}`, deep},
 		"render unknown":      {"/v1/completions/render", ` {"model":"m","unknown":` + object, deep},
 		"engine's tokenize":   {"/tokenize", array, deep},

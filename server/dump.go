@@ -67,6 +67,9 @@ func (c *call) dump() error {
 	if err != nil {
 		return err
 	}
+	if c.lingers { // net/http would read it before the first page, and allow has no end for that
+		return refusal.Invalid("", "a dump takes no body")
+	}
 	o := snapshot.Options{Model: c.query.Get("model"), Pod: c.query.Get("pod"), After: c.query.Get("cursor"), Pages: int(pages), Patience: c.s.cfg.Limits.StreamStall / 2}
 	if c.s.cfg.Shared != nil {
 		o.Logs = c.s.cfg.Shared.LogOffsets

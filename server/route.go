@@ -104,7 +104,7 @@ func (c *call) putRouting() error {
 	if err != nil {
 		return err
 	}
-	if err := request.CheckOnce("", body); err != nil {
+	if err := request.CheckSettings("", body); err != nil {
 		return err
 	}
 	s, err := c.s.cfg.Router.PutSettings(c.ctx, model, body)

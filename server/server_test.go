@@ -172,17 +172,19 @@ func TestRefusedUnread(t *testing.T) {
 	t.Cleanup(func() { must.OK(t, loop.Close()) })
 	for name, at := range map[string]string{"net-http": plain.Listener.Addr().String(), "loop": l.Addr().String()} {
 		for _, header := range []string{"Content-Length: 100\r\n", "Content-Length: 100\r\nExpect: 100-continue\r\n", "Transfer-Encoding: chunked\r\n"} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				conn := must.Get(net.Dial("tcp", at))(t)
-				t.Cleanup(func() { _ = conn.Close() })
-				must.OK(t, conn.SetReadDeadline(time.Now().Add(5*time.Minute))) // half of what a request may take
-				fmt.Fprintf(conn, "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n%s\r\n", header)
-				all, err := io.ReadAll(conn)
-				if err != nil || !strings.HasPrefix(string(all), "HTTP/1.1 415 ") || !strings.Contains(string(all), "\r\nConnection: close\r\n") {
-					t.Errorf("%q: %s %v", header, all, err)
-				}
-			})
+			for request, status := range map[string]string{"POST /v1/score": "415", "GET /v1/dump": "400", "HEAD /v1/dump": "400"} {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					conn := must.Get(net.Dial("tcp", at))(t)
+					t.Cleanup(func() { _ = conn.Close() })
+					must.OK(t, conn.SetReadDeadline(time.Now().Add(5*time.Minute))) // half of what a request may take
+					fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n%s\r\n", request, header)
+					all, err := io.ReadAll(conn)
+					if err != nil || !strings.HasPrefix(string(all), "HTTP/1.1 "+status) || !strings.Contains(string(all), "\r\nConnection: close\r\n") {
+						t.Errorf("%s, %q: %s %v", request, header, all, err)
+					}
+				})
+			}
 		}
 	}
 }

@@ -1,10 +1,8 @@
 package request
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -159,91 +157,69 @@ func overlap(at []blockkey.Range) int {
 	return -1
 }
 
-// mediaItem is what a caller knows of an image, audio or video of a chat. It is an
-// element of mm_items, which are in the order of the parts, and null for one of
-// which nothing is known.
-type mediaItem struct {
-	Kind     string          `json:"kind"`
-	Hash     string          `json:"hash"`
-	Tokens   int             `json:"tokens"`
-	TokenIDs json.RawMessage `json:"token_ids"`
-}
-
-// ParseMedia reads mm_items, which is JSON, element by element, so that too many are
-// not made room for.
-func ParseMedia(raw []byte, limits *Limits) ([]prompt.Medium, error) {
-	s := scan.New("mm_items", raw)
-	if !Given(raw) {
-		return nil, nil
-	}
-	if !s.IsAt('[') {
-		return nil, s.Unexpected("an array")
-	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	if _, err := dec.Token(); err != nil {
-		return nil, s.Syntax("an array")
-	}
-	var out []prompt.Medium
-	total := 0
-	for i := 0; dec.More(); i++ {
-		if i == limits.MaxObjects {
-			return nil, s.TooMany(limits.MaxObjects)
+// mediaFields are what a caller knows of an image, audio or video of a chat. Such an object
+// is an element of mm_items, which are in the order of the parts, and null for one of which
+// nothing is known.
+var mediaFields = scan.Fields[prompt.Medium]{
+	{Name: "kind", Read: unlessNull(func(s *scan.Scanner, m *prompt.Medium) error { return s.Text(&m.Kind) })},
+	{Name: "hash", Read: unlessNull(func(s *scan.Scanner, m *prompt.Medium) error {
+		if err := s.Text(&m.Hash); err != nil {
+			return err
 		}
-		var item *mediaItem
-		if err := dec.Decode(&item); err != nil {
-			why := strings.TrimPrefix(err.Error(), "json: ")
-			if at, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-				why = strings.TrimPrefix(at.Field+" cannot be a JSON "+at.Value, " ")
-			}
-			return nil, refusal.Invalid("mm_items", "mm_items is not an array of {kind, hash, tokens, token_ids} or null: %s", why[:min(len(why), 200)])
+		if len(m.Hash) > maxHash {
+			return s.Wrong(fmt.Sprintf("has %d bytes, the limit is %d", len(m.Hash), maxHash))
 		}
-		m, err := item.medium(fmt.Sprintf("mm_items[%d]", i), limits.MaxTokens-total, limits)
-		if err != nil {
-			return nil, err
-		}
-		total += max(m.Tokens, len(m.TokenIDs))
-		out = append(out, m)
-	}
-	return out, nil
-}
-
-// medium checks an element, of which room tokens at most may be.
-func (item *mediaItem) medium(at string, room int, limits *Limits) (m prompt.Medium, err error) {
-	if item == nil {
-		return m, nil
-	}
-	m = prompt.Medium{Kind: item.Kind, Hash: item.Hash, Tokens: item.Tokens}
-	if Given(item.TokenIDs) {
-		s := scan.New(at+".token_ids", item.TokenIDs)
-		if m.TokenIDs, err = s.Tokens(nil, limits.MaxTokens); err != nil {
-			return m, err
-		}
-	}
-	switch {
-	case len(item.Hash) > maxHash:
-		return m, refusal.Invalid(at+".hash", "%s.hash has %d bytes, the limit is %d", at, len(item.Hash), maxHash)
-	case item.Tokens < 0:
-		return m, refusal.Invalid(at+".tokens", "%s.tokens is below 0", at)
-	case item.Tokens > 0 && len(m.TokenIDs) > 0:
-		return m, refusal.Invalid(at+".token_ids", "%s has both tokens and token_ids, give one", at)
-	case max(item.Tokens, len(m.TokenIDs)) > room:
-		return m, refusal.TooLarge(at, "mm_items have more than %d tokens, which is the limit", limits.MaxTokens)
-	}
-	return m, nil
-}
-
-// readMedia reads mm_items of a request with messages, or null.
-func readMedia(s *scan.Scanner, in *Input) error {
-	if !s.IsAt('[') && !s.IsAt('n') {
-		return s.Unexpected("an array")
-	}
-	raw, err := s.Raw("an array")
-	if err != nil {
+		return nil
+	})},
+	{Name: "tokens", Read: unlessNull(func(s *scan.Scanner, m *prompt.Medium) error { return s.Count(&m.Tokens) })},
+	{Name: "token_ids", Read: unlessNull(func(s *scan.Scanner, m *prompt.Medium) (err error) {
+		m.TokenIDs, err = s.Tokens(nil, math.MaxInt)
 		return err
+	})},
+}
+
+// unlessNull reads a field that is as good as not there where it is null.
+func unlessNull[T any](read func(*scan.Scanner, *T) error) func(*scan.Scanner, *T) error {
+	return func(s *scan.Scanner, dst *T) error {
+		if s.Null() {
+			return nil
+		}
+		return read(s, dst)
 	}
-	in.Media, err = ParseMedia(raw, in.Limits)
-	return err
+}
+
+// ParseMedia reads mm_items, which is JSON.
+func ParseMedia(raw []byte, limits *Limits) ([]prompt.Medium, error) {
+	var in Input
+	in.Limits = limits
+	err := readMedia(scan.New("mm_items", raw), &in)
+	return in.Media, err
+}
+
+// readMedia reads mm_items of a request with messages, or null. It reads element by element,
+// so that too many are not made room for.
+func readMedia(s *scan.Scanner, in *Input) error {
+	in.Media = nil
+	if s.Null() {
+		return nil
+	}
+	total := 0
+	return s.Array("an array", in.Limits.MaxObjects, func() error {
+		var m prompt.Medium
+		if !s.Null() {
+			if err := scan.Nested(s, mediaFields, &m); err != nil {
+				return err
+			}
+		}
+		if m.Tokens > 0 && len(m.TokenIDs) > 0 {
+			return s.Wrong("has both tokens and token_ids, give one")
+		}
+		if total += max(m.Tokens, len(m.TokenIDs)); total > in.Limits.MaxTokens {
+			return refusal.TooLarge("mm_items", "mm_items have more than %d tokens, which is the limit", in.Limits.MaxTokens)
+		}
+		in.Media = append(in.Media, m)
+		return nil
+	})
 }
 
 // CheckFeatures holds the rules between features and the other fields.

@@ -24,25 +24,9 @@ func oracle(body []byte) (*decoded, error) {
 	if !json.Valid(body) || !utf8.Valid(body) || loneSurrogate(body) {
 		return nil, fmt.Errorf("not JSON in UTF-8")
 	}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
-		return nil, fmt.Errorf("not an object: %v", t)
-	}
-	raw := map[string]json.RawMessage{}
-	for dec.More() {
-		name, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		var v json.RawMessage
-		if err := dec.Decode(&v); err != nil {
-			return nil, err
-		}
-		n, _ := name.(string)
-		if _, twice := raw[n]; twice {
-			return nil, fmt.Errorf("%s twice", n)
-		}
-		raw[n] = v
+	raw, err := members(body)
+	if err != nil {
+		return nil, err
 	}
 	d := &decoded{}
 	for _, n := range ScoreNames {
@@ -65,6 +49,31 @@ func oracle(body []byte) (*decoded, error) {
 		}
 	}
 	return d, nil
+}
+
+// members are the fields of an object. None can be there twice.
+func members(object []byte) (map[string]json.RawMessage, error) {
+	dec := json.NewDecoder(bytes.NewReader(object))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return nil, fmt.Errorf("not an object: %v", t)
+	}
+	raw := map[string]json.RawMessage{}
+	for dec.More() {
+		name, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		var v json.RawMessage
+		if err := dec.Decode(&v); err != nil {
+			return nil, err
+		}
+		n, _ := name.(string)
+		if _, twice := raw[n]; twice {
+			return nil, fmt.Errorf("%s twice", n)
+		}
+		raw[n] = v
+	}
+	return raw, nil
 }
 
 // slowly decodes v; elements of lists that are null are refused.
@@ -172,35 +181,46 @@ func (d *decoded) set(name string, v []byte) (err error) {
 		_, err = slowly[[]json.RawMessage](v)
 		d.chat(name, string(v))
 	case "mm_items":
-		var items []*struct {
-			Kind, Hash string
-			Tokens     int
-			IDs        json.RawMessage `json:"token_ids"`
-		}
-		dec := json.NewDecoder(bytes.NewReader(v))
-		dec.DisallowUnknownFields()
-		if err := dec.Decode(&items); err != nil || len(items) > 1024 {
+		items, err := slowly[[]json.RawMessage](v)
+		if err != nil || len(items) > 1024 {
 			return fmt.Errorf("%d items, %w", len(items), err)
 		}
 		total := 0
-		for _, m := range items {
-			if m == nil {
-				d.Media = append(d.Media, prompt.Medium{})
-				continue
-			}
-			var ids []uint32
-			if m.IDs != nil {
-				if ids, err = listOf[uint32](m.IDs); err != nil {
+		for _, item := range items {
+			var m prompt.Medium
+			fields := map[string]json.RawMessage{}
+			if string(item) != "null" {
+				if fields, err = members(item); err != nil {
 					return err
 				}
 			}
-			if m.Tokens < 0 || m.Tokens > 1<<20 || m.Tokens > 0 && len(ids) > 0 || len(m.Hash) > 1024 {
+			for name, v := range fields {
+				switch {
+				case !slices.Contains([]string{"kind", "hash", "tokens", "token_ids"}, name):
+					return fmt.Errorf("unknown field %s", name)
+				case string(v) == "null":
+				case name == "kind":
+					m.Kind, err = slowly[string](v)
+				case name == "hash":
+					m.Hash, err = slowly[string](v)
+				case name == "tokens":
+					var n uint64
+					n, err = strconv.ParseUint(string(v), 10, 31)
+					m.Tokens = int(n)
+				default:
+					m.TokenIDs, err = listOf[uint32](v)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			if m.Tokens > 0 && len(m.TokenIDs) > 0 || len(m.Hash) > 1024 {
 				return fmt.Errorf("tokens")
 			}
-			if total += m.Tokens + len(ids); total > 1<<20 {
+			if total += m.Tokens + len(m.TokenIDs); total > 1<<20 {
 				return fmt.Errorf("too many tokens")
 			}
-			d.Media = append(d.Media, prompt.Medium{Kind: m.Kind, Hash: m.Hash, Tokens: m.Tokens, TokenIDs: ids})
+			d.Media = append(d.Media, m)
 		}
 		return nil
 	case "features":

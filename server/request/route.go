@@ -72,7 +72,7 @@ func makeRouteFields() (fs scan.Fields[Route]) {
 			if q.Overrides, err = s.Raw("an object of settings"); err != nil {
 				return err
 			}
-			return CheckOnce("overrides", q.Overrides)
+			return CheckSettings("overrides", q.Overrides)
 		}},
 		scan.Field[Route]{Name: "session", Read: func(s *scan.Scanner, q *Route) error {
 			if err := s.Text(&q.Session); err != nil {
@@ -122,7 +122,7 @@ func readWeights(s *scan.Scanner, q *Route) error {
 	if err != nil {
 		return err
 	}
-	if err := CheckOnce("prefer", raw); err != nil {
+	if err := check("prefer", raw, nil); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(raw, &q.Preferred); err != nil {

@@ -200,6 +200,7 @@ var odd = []string{
 	`{"explain":truex}`, `{"explain":true}`, `{"explain":"true"}`, `{"wait_ms":10000}`, `{"wait_ms":10001}`, `{"wait_ms":-0}`, `{"wait_ms":1.0}`, `{"wait_ms":01}`, `{"wait_ms":1 }`,
 	`{"mm_items":null}`, `{"mm_items":[]}`, `{"mm_items":[null,{},{"hash":"a","tokens":3},{"kind":"image","token_ids":[1,2]}]}`, `{"mm_items":[{"tokens":-1}]}`,
 	`{"mm_items":[{"tokens":1,"token_ids":[1]}]}`, `{"mm_items":[{"x":1}]}`, `{"mm_items":{}}`, `{"mm_items":[1]}`, `{"mm_items":[{"tokens":1048576},{"tokens":1}]}`, `{"mm_items":[{"tokens":9999999999999999999}]}`,
+	`{"mm_items":[{"hash":"a","hash":"b","tokens":3}]}`, `{"mm_items":[{"hash":"a","HASH":"b"}]}`, `{"mm_items":[{"ha\u0073h":"a","hash":"b"}]}`, `{"mm_items":[{"hash":null,"kind":null,"tokens":null,"token_ids":null}]}`, `{"mm_items":[{"tokens":-0}]}`, `{"mm_items":[{"tokens":1.0}]}`, `{"mm_items":[{"token_ids":[null]}]}`,
 	`{"features":null}`, `{"features":{"mm_hashes":{"image":["a","b"]},"mm_placeholders":{"image":[{"offset":1,"length":2},{"offset":9,"length":0}]},"kwargs_data":null}}`,
 	`{"features":{"mm_hashes":{"image":["a"]}}}`, `{"features":{"mm_placeholders":{"image":[{}]}}}`, `{"features":{"mm_hashes":{"image":[""]},"mm_placeholders":{"image":[{}]}}}`, `{"features":[]}`, `{"features":{"mm_hashes":3}}`,
 	`{"tools":{}}`, `{"tools": null ,"documents":[ ] }`, `{"chat_template_kwargs":[]}`, `{"chat_template_kwargs":{"a":{"b":[1.0,2e5]}}}`, `{"chat_template_kwargs":{"a":}}`,

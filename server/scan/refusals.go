@@ -64,6 +64,11 @@ func (s *Scanner) Wrong(why string) *refusal.Error {
 	return refusal.Invalid(p, "%s %s", p, why)
 }
 
+// Unknown is for a field that the object does not have; known are those that it can have.
+func (s *Scanner) Unknown(name string, known []string) *refusal.Error {
+	return &refusal.Error{Status: http.StatusBadRequest, Code: refusal.CodeUnknownField, Param: refusal.Clip(string(s.path)), Message: "there is no such field" + nearest.Clause(name, known)}
+}
+
 // WordOf reads a text that must be one of words, and returns which; the error says of another
 // what was probably meant.
 func (s *Scanner) WordOf(words []string) (int, error) {

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/kvatlas/kvatlas/internal/nearest"
 	"github.com/kvatlas/kvatlas/server/refusal"
 )
 
@@ -128,7 +127,7 @@ func object[T any](s *Scanner, fs Fields[T], dst *T) (seen uint64, err error) {
 				}
 				continue
 			}
-			return 0, &refusal.Error{Status: http.StatusBadRequest, Code: refusal.CodeUnknownField, Param: refusal.Clip(string(s.path)), Message: "there is no such field" + nearest.Clause(string(s.path[base:]), fs.names())}
+			return 0, s.Unknown(string(s.path[base:]), fs.names())
 		}
 		if (seen|nulls)&(1<<i) != 0 {
 			return 0, s.Wrong("is given twice")
