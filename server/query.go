@@ -36,7 +36,7 @@ func (c *call) parameters(names []string) (url.Values, error) {
 	}
 	q, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
-		return nil, refusal.Invalid("", "the query cannot be read: a %% or ; is not percent-encoded right")
+		return nil, refusal.Invalid("", "the query cannot be read: a %% or ; is not percent-encoded right, or it has too many parameters")
 	}
 	for name, values := range q {
 		switch {

@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/server/answer"
 	"github.com/kvatlas/kvatlas/server/refusal"
 	"github.com/kvatlas/kvatlas/server/request"
+	"github.com/kvatlas/kvatlas/server/scan"
 	"github.com/kvatlas/kvatlas/store"
 )
 
@@ -102,6 +103,9 @@ func (c *call) putRouting() error {
 	}
 	body, err := c.readBody()
 	if err != nil {
+		return err
+	}
+	if err := scan.EmptyBody(body); err != nil {
 		return err
 	}
 	if err := request.CheckSettings("", body); err != nil {

@@ -211,6 +211,7 @@ func TestRouteRefusals(t *testing.T) {
 		{"POST", "/v1/requests/" + strings.Repeat("r", 129) + "/end", `{"model":"demo"}`, 400, "invalid_request", "id"},
 		{"PUT", "/v1/models/demo/routing", `{"policy":"nearest"}`, 400, "invalid_request", ""},
 		{"PUT", "/v1/models/demo/routing", `nothing`, 400, "invalid_request", ""},
+		{"PUT", "/v1/models/demo/routing", ``, 400, "invalid_json", ""},
 		{"PUT", "/v1/models/demo/routing", ` null `, 400, "invalid_request", ""},
 		{"PUT", "/v1/models/demo/routing", `{"beta":1,"beta":2}`, 400, "invalid_request", "beta"},
 		{"PUT", "/v1/models/demo/routing", `{"beta":1,"bet\u0061":2}`, 400, "invalid_request", "beta"},

@@ -131,11 +131,11 @@ def report(kind: str, model: str, request_id: str, fields: Mapping[str, Any]) ->
 
 
 def loads(model: Optional[str]) -> Call[t.Loads]:
-    return Call("GET", "/v1/loads" + ("" if model is None else "?" + urlencode({"model": model})), t.Loads)
+    return Call("GET", "/v1/loads" + ("?" + urlencode({"model": model}) if model else ""), t.Loads)
 
 
 def prefixes(model: Optional[str], limit: Optional[int]) -> Call[t.Prefixes]:
-    query = urlencode(_with({}, model=model, limit=limit))
+    query = urlencode(_with({}, model=model or None, limit=limit))
     return Call("GET", "/v1/prefixes" + ("?" + query if query else ""), t.Prefixes)
 
 
