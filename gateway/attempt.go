@@ -168,8 +168,13 @@ func restore(h, sent http.Header, name string) {
 }
 
 // newKept reads a body that is kept. http.Transport knows this type, and sends header and body
-// with one call.
-func newKept(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
+// with one call. Of another body without bytes than NoBody it takes the length for unknown.
+func newKept(b []byte) io.ReadCloser {
+	if len(b) == 0 {
+		return http.NoBody
+	}
+	return io.NopCloser(bytes.NewReader(b))
+}
 
 // fail ends an attempt without an answer, and returns what it has failed for.
 func (a *attempt) fail(err error) error {

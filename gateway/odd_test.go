@@ -108,7 +108,12 @@ func TestOddRequests(t *testing.T) {
 		{"a body that is packed", head(post, fmt.Sprintf("Content-Encoding: gzip\r\nContent-Length: %d\r\n", zipped.Len())) + zipped.String(), []string{"POST"}, func(r []reply) bool {
 			return r[0].status == 200 && r[0].body == zipped.String() && strings.Contains(r[0].header.Get("X-Saw"), "enc=gzip") && strings.HasPrefix(r[0].header.Get("X-Kvatlas-Why"), "unread")
 		}},
-		{"no body where one belongs", head(post, "Content-Length: 0\r\n"), []string{"POST"}, func(r []reply) bool { return r[0].status == 200 && r[0].body == "" }},
+		{"no body where one belongs", head(post, "Content-Length: 0\r\n"), []string{"POST"}, func(r []reply) bool {
+			return r[0].status == 200 && r[0].body == "" && strings.Contains(r[0].header.Get("X-Saw"), " len=0 te=[] ")
+		}},
+		{"no body in chunks", head(post, "Transfer-Encoding: chunked\r\n") + "0\r\n\r\n", []string{"POST"}, func(r []reply) bool {
+			return r[0].status == 200 && r[0].body == "" && strings.Contains(r[0].header.Get("X-Saw"), " len=0 te=[] ")
+		}},
 		{"length and chunks", head(post, fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: %d\r\n", 3)) + chunked, []string{"POST"}, func(r []reply) bool { return r[0].status == 400 || r[0].status == 200 && r[0].body == body }},
 		{"two lengths", head(post, "Content-Length: 3\r\nContent-Length: 4\r\n") + "abcd", []string{"POST"}, func(r []reply) bool { return r[0].status == 400 }},
 		{"a broken chunk", head(post, "Transfer-Encoding: chunked\r\n") + "zz\r\n", []string{"POST"}, func(r []reply) bool { return r[0].status == 400 }},
