@@ -72,9 +72,11 @@ func refusalOf(err error) *refusal {
 // refuse answers with an error in OpenAI's form, which its clients raise. A client that has left
 // gets none: its connection is cut, since net/http would answer 200 for a handler that returns.
 func (x *exchange) refuse(w http.ResponseWriter, err error) {
-	// The server ends the request's context when a read of its body fails. The client whose body
-	// did not come in time can still be answered.
-	if !errors.Is(err, errBodyStall) && (x.ctx.Err() != nil || errors.Is(err, context.Canceled)) {
+	// The server ends the request's context when a read of its body fails. The client of a body that
+	// was late, or ended early, can still be answered.
+	if wrong := x.client.failed.Load(); wrong != nil {
+		err = wrong
+	} else if x.ctx.Err() != nil || errors.Is(err, context.Canceled) {
 		x.status, x.cut = StatusGone, true
 		panic(http.ErrAbortHandler)
 	}
