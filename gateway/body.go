@@ -6,7 +6,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // clientBody is the body of a client's request, which is read once. It stays open until its
@@ -17,12 +19,14 @@ import (
 // the answer of an engine that was quick.
 type clientBody struct {
 	x     *exchange
+	mu    sync.Mutex // held by a read, protects body, left and room
 	body  io.ReadCloser
-	left  int64        // bytes that are to come, negative if that is not known; of the reading goroutine
-	room  int64        // bytes that may come, of the reading goroutine
+	left  int64        // bytes that are to come, negative if that is not known
+	room  int64        // bytes that may come
 	due   atomic.Int64 // when a read that waits now is given up, in ns of the Unix epoch; 0 if none does
 	read  atomic.Bool
 	whole atomic.Bool // it has come to its end
+	ended atomic.Bool // its request has been answered
 
 	failed atomic.Pointer[refusal] // what is wrong with it, nil for nothing
 }
@@ -34,6 +38,11 @@ func (b *clientBody) open(x *exchange, r *http.Request) {
 
 // Read implements io.Reader. Its errors but io.EOF are what the client is told.
 func (b *clientBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended.Load() {
+		return 0, context.Canceled
+	}
 	b.read.Store(true)
 	if b.left == 0 {
 		b.whole.Store(true)
@@ -67,6 +76,29 @@ func (b *clientBody) Read(p []byte) (int, error) {
 func (b *clientBody) fail(why *refusal) error {
 	b.failed.Store(why)
 	return why
+}
+
+// end ends the reading of a body when its request has been answered, and bounds how long the
+// server waits for what is left of it. A transport may still read it: it passes on what an engine
+// has not waited for. net/http would break that read off, and take away the bound with it. So the
+// read ends here, within the bound.
+func (b *clientBody) end(w http.ResponseWriter, r *http.Request) {
+	b.ended.Store(true)
+	if b.whole.Load() {
+		return
+	}
+	boundRest(w, r)
+	if r.ProtoMajor == 1 { // with HTTP/2 the answer would end later for it
+		b.mu.Lock() // no read goes on then
+		defer b.mu.Unlock()
+	}
+}
+
+// boundRest bounds how long the server waits for what a handler has left of a request's body.
+func boundRest(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		setReadDeadline(w, time.Now().Add(RestWait))
+	}
 }
 
 // Close implements io.Closer; the server closes the body itself.

@@ -123,10 +123,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.client.open(x, r)
 	x.id, x.method, x.path = r.Header.Get(headerRequest), r.Method, r.URL.Path
 	defer func() {
-		if !x.client.whole.Load() {
-			boundRest(w, r)
-		}
-		x.finish()
+		x.finish() // before, so that nothing sets another deadline
+		x.client.end(w, r)
 	}()
 	if g.running.count.Add(1) > int64(g.c.MaxRequests) {
 		x.refuse(w, errOverloaded)
@@ -149,13 +147,6 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.from, x.header = r.URL, r.Header
 	g.proxy.ServeHTTP(&stallWriter{w, x}, r.WithContext(x.work.Load().ctx))
-}
-
-// boundRest bounds how long the server waits for what a handler has left of a request's body.
-func boundRest(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength != 0 {
-		setReadDeadline(w, time.Now().Add(RestWait))
-	}
 }
 
 type exchangeKey struct{}
