@@ -28,6 +28,8 @@ type clientBody struct {
 	whole atomic.Bool // it has come to its end
 	ended atomic.Bool // its request has been answered
 
+	duplex bool // the answer goes out while it comes, on the same connection
+
 	failed atomic.Pointer[refusal] // what is wrong with it, nil for nothing
 }
 
@@ -77,6 +79,17 @@ func (b *clientBody) fail(why *refusal) error {
 	b.failed.Store(why)
 	return why
 }
+
+// answerEarly lets the answer go out before the body has come whole. net/http would wait for what a
+// transport reads of it, and then read the rest, before the first byte of an answer.
+func (b *clientBody) answerEarly(w http.ResponseWriter, r *http.Request) {
+	b.duplex = r.ProtoMajor == 1                         // HTTP/2 always does
+	_ = http.NewResponseController(w).EnableFullDuplex() // recorders of tests have none
+}
+
+// leavesRest reports whether an answer that begins now must end its connection. net/http does not
+// look whether the next request on it begins behind the body.
+func (b *clientBody) leavesRest() bool { return b.duplex && !b.whole.Load() }
 
 // end ends the reading of a body when its request has been answered, and bounds how long the
 // server waits for what is left of it. A transport may still read it: it passes on what an engine

@@ -58,7 +58,6 @@ func (g *Gateway) endOverdue() {
 func (x *exchange) expire(p phase) {
 	switch p {
 	case phaseClient:
-		setReadDeadline(x.w, past) // before the answer's header the server reads what is left of the body
 		_ = http.NewResponseController(x.w).SetWriteDeadline(past)
 	case phaseRoute:
 		x.giveUp(errRouteTime)

@@ -110,3 +110,88 @@ func TestAnswerInPlaceOfContinue(t *testing.T) {
 		}
 	}
 }
+
+// A client has what an engine answers before the body has come whole, and the connection ends with
+// the answer. What it sends behind that is no request.
+func TestAnswerBeforeTheBody(t *testing.T) {
+	second := make(chan struct{})
+	f := newFleet(t, gateway.Config{}, early(t, second))
+	for _, x := range []struct {
+		path, first, rest string
+		status            int
+		cut               bool
+	}{{"/401", "no", "", 401, false}, {"/stream", "one", "two", 200, false}, {"/cut", "one", "", 200, true}} {
+		for _, body := range []string{"Content-Length: 100\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"} {
+			c, r := f.opened(t, "POST "+x.path+" HTTP/1.1\r\nHost: x\r\n"+body)
+			resp, err := http.ReadResponse(r, nil)
+			if err != nil {
+				t.Fatalf("%s, %q: %v", x.path, body, err)
+			}
+			first := make([]byte, len(x.first))
+			if _, err := io.ReadFull(resp.Body, first); err != nil || string(first) != x.first || resp.StatusCode != x.status || !resp.Close {
+				t.Errorf("%s, %q: %+v, %q, %v", x.path, body, resp, first, err)
+			}
+			if x.path != "/401" {
+				second <- struct{}{}
+			}
+			_, _ = io.WriteString(c, "GET /401 HTTP/1.1\r\nHost: x\r\n\r\n") // of the body, by its length
+			rest, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if string(rest) != x.rest || (err != nil) != x.cut {
+				t.Errorf("%s, %q: then %q, %v", x.path, body, rest, err)
+			}
+			if more, err := io.ReadAll(r); err != nil || len(more) > 0 {
+				t.Errorf("%s, %q: behind the answer %q, %v", x.path, body, more, err)
+			}
+			if s := f.last(); s.Path != x.path || s.Status != x.status || s.Cut != x.cut {
+				t.Errorf("%s, %q: %+v", x.path, body, s)
+			}
+		}
+	}
+}
+
+// Where an engine answers while it reads, both go on at the same time, and the connection stays if
+// the body has come whole.
+func TestAnswerWhileTheBodyComes(t *testing.T) {
+	f := newFleet(t, gateway.Config{}, fake(t, func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		if err := rc.EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		if r.URL.Path == "/at-its-end" {
+			_, _ = io.Copy(io.Discard, r.Body)
+			return
+		}
+		for b := make([]byte, 3); ; {
+			n, err := r.Body.Read(b)
+			_, _ = w.Write(b[:n])
+			_ = rc.Flush()
+			if err != nil {
+				return
+			}
+		}
+	}))
+	const whole = "Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+	for _, body := range []string{"Content-Length: 6\r\n\r\nonetwo", whole} {
+		c, r := f.opened(t, "POST /at-its-end HTTP/1.1\r\nHost: x\r\n"+body)
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil || resp.Close || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%q: %+v, %v", body, resp, err)
+		}
+		must.Get(io.Copy(io.Discard, resp.Body))(t)
+		_ = resp.Body.Close()
+
+		at := strings.Index(whole, "3\r\ntwo")
+		must.Get(io.WriteString(c, "POST /both HTTP/1.1\r\nHost: x\r\n"+whole[:at]))(t)
+		resp, err = http.ReadResponse(r, nil)
+		must.OK(t, err)
+		first := make([]byte, 3)
+		must.Get(io.ReadFull(resp.Body, first))(t)
+		must.Get(io.WriteString(c, whole[at:]))(t)
+		rest, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if string(first) != "one" || string(rest) != "two" || err != nil {
+			t.Errorf("%q and %q, %v", first, rest, err)
+		}
+	}
+}

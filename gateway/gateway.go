@@ -145,6 +145,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.refuse(w, err)
 		return
 	}
+	if x.streamed {
+		x.client.answerEarly(w, r)
+	}
 	x.from, x.header = r.URL, r.Header
 	g.proxy.ServeHTTP(&stallWriter{w, x}, r.WithContext(x.work.Load().ctx))
 }

@@ -64,6 +64,9 @@ func (x *exchange) mark(resp *http.Response) {
 	if x.salted && x.id != "" && h.Get(headerRequest) != "" {
 		h.Set(headerRequest, x.id) // the engine has been told another
 	}
+	if x.client.leavesRest() && resp.StatusCode != http.StatusSwitchingProtocols {
+		h.Set("Connection", "close")
+	}
 	h[headerPod] = []string{x.place.Pod}
 	h[headerWhy] = []string{x.place.why}
 	if x.place.ranked {

@@ -325,7 +325,7 @@ func TestClientsThatStall(t *testing.T) {
 			t.Errorf("%s: %+v", x.what, s)
 		}
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if x.status != http.StatusNotFound && (err != nil || resp.StatusCode != x.status) {
+		if err != nil || resp.StatusCode != x.status {
 			t.Errorf("%s: the client sees %+v, %v", x.what, resp, err)
 		}
 		_ = c.Close()

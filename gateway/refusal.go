@@ -91,7 +91,7 @@ func (x *exchange) refuse(w http.ResponseWriter, err error) {
 		h.Set(headerPod, x.place.Pod)
 		h.Set(headerAttempts, strconv.Itoa(len(x.tried)+1))
 	}
-	if r.status < 500 { // what is left of the body is not read
+	if r.status < 500 || x.client.leavesRest() { // what is left of the body is not read
 		h.Set("Connection", "close")
 	}
 	w.WriteHeader(r.status)
