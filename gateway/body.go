@@ -18,11 +18,14 @@ import (
 // answer. The server has closed the body by then, and for that error the transport would cut
 // the answer of an engine that was quick.
 type clientBody struct {
-	x     *exchange
-	mu    sync.Mutex // held by a read, protects body, left and room
-	body  io.ReadCloser
-	left  int64        // bytes that are to come, negative if that is not known
-	room  int64        // bytes that may come
+	x    *exchange
+	mu   sync.Mutex // held by a read, protects body, left, room and patience
+	body io.ReadCloser
+	left int64 // bytes that are to come, negative if that is not known
+	room int64 // bytes that may come
+
+	patience time.Duration // how long reads may still wait
+
 	due   atomic.Int64 // when a read that waits now is given up, in ns of the Unix epoch; 0 if none does
 	read  atomic.Bool
 	whole atomic.Bool // it has come to its end
@@ -35,7 +38,7 @@ type clientBody struct {
 
 // open begins with the body of a request.
 func (b *clientBody) open(x *exchange, r *http.Request) {
-	b.x, b.body, b.left, b.room = x, r.Body, r.ContentLength, x.g.c.MaxBody
+	b.x, b.body, b.left, b.room, b.patience = x, r.Body, r.ContentLength, x.g.c.MaxBody, bodyStall
 }
 
 // Read implements io.Reader. Its errors but io.EOF are what the client is told.
@@ -50,9 +53,14 @@ func (b *clientBody) Read(p []byte) (int, error) {
 		b.whole.Store(true)
 		return 0, io.EOF
 	}
-	b.due.Store(b.x.g.c.Now().Add(bodyStall).UnixNano())
+	if b.patience <= 0 {
+		return 0, b.fail(errBodyStall)
+	}
+	start := b.x.g.c.Now()
+	b.due.Store(start.Add(min(bodyStall, b.patience)).UnixNano())
 	n, err := b.body.Read(p)
 	b.due.Store(0)
+	b.patience += time.Duration(n)*time.Second/bodyRate - b.x.g.c.Now().Sub(start)
 	if b.left > 0 {
 		b.left = max(0, b.left-int64(n))
 	}

@@ -44,8 +44,11 @@ const (
 	maxEvent = 1 << 20
 	// clientStall is how long a client may take no byte of an answer that has come.
 	clientStall = time.Minute
-	// bodyStall is how long a client may send no byte of its body.
+	// bodyStall is how long a client may send no byte of its body. It may let the gateway wait as
+	// long in all, and a second more for each bodyRate bytes that have come. Time in which the engine
+	// takes nothing does not count.
 	bodyStall = 30 * time.Second
+	bodyRate  = 1 << 10
 )
 
 // RestWait is how long the server waits, when a request has been answered, for the rest of a body
