@@ -13,16 +13,16 @@ type TB interface {
 
 // OK ends the test with the first of errs that is not nil. Like Fatal, it is for the test's
 // own goroutine. Without a test, as in a TestMain, tb is nil, and OK panics instead.
+//
+// Helper walks the stack, so it is called for a failure only: loops of benchmarks call OK.
 func OK(tb TB, errs ...error) {
-	if tb != nil {
-		tb.Helper()
-	}
 	for _, err := range errs {
 		switch {
 		case err == nil:
 		case tb == nil:
 			panic(err)
 		default:
+			tb.Helper()
 			tb.Fatal(err)
 		}
 	}
@@ -32,7 +32,7 @@ func OK(tb TB, errs ...error) {
 // error, the func ends the test with it instead.
 func Get[T any](v T, err error) func(TB) T {
 	return func(tb TB) T {
-		if tb != nil {
+		if err != nil && tb != nil {
 			tb.Helper()
 		}
 		OK(tb, err)
