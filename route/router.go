@@ -481,31 +481,6 @@ func (r *Router) PutSettings(ctx context.Context, model string, object []byte) (
 	return s, nil
 }
 
-// Done reports that a request's prefill has ended, or its first token has come. Argument cached
-// is how many of its tokens the engine had cached, negative if that is not known.
-func (r *Router) Done(ctx context.Context, model, id string, cached int) (loads.Report, error) {
-	m := r.state(model)
-	m.mu.Lock()
-	settings := m.settings
-	m.mu.Unlock()
-	shape := settings.shape()
-	rep, err := r.c.Loads.Done(ctx, model, id, loads.Done{Cached: cached, Shape: shape})
-	if err == nil {
-		r.noteDone(model, &rep, cached, r.predictOf(model))
-	}
-	return rep, err
-}
-
-// Output reports how many tokens a request has put out so far.
-func (r *Router) Output(ctx context.Context, model, id string, tokens int) (loads.Report, error) {
-	return r.c.Loads.Output(ctx, model, id, tokens)
-}
-
-// End reports that a request is over.
-func (r *Router) End(ctx context.Context, model, id string) (loads.Report, error) {
-	return r.c.Loads.End(ctx, model, id)
-}
-
 // PutEngine tells what the engine of a pod says of its own load.
 func (r *Router) PutEngine(ctx context.Context, model, pod string, ranks []loads.Engine) error {
 	return r.c.Loads.PutEngine(ctx, model, pod, ranks)

@@ -19,11 +19,29 @@ import (
 // Param is what the object is called, empty for a body. All else, and what is no JSON, is for its
 // reader to judge.
 func CheckSettings(param string, object []byte) error {
-	return check(param, object, reflect.TypeFor[route.Settings]())
+	return check(param, object, settingsFields)
 }
 
-// check is CheckSettings for an object that encoding/json puts into a t.
-func check(param string, object []byte, t reflect.Type) error {
+// fields are what an object can have, by name, with the fields of each; nil where it can have any.
+type fields map[string]fields
+
+var settingsFields = fieldsOf(reflect.TypeFor[route.Settings]())
+
+// fieldsOf returns the fields of a struct in JSON. A map, or what is no object, has none of its own.
+func fieldsOf(t reflect.Type) fields {
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	of := fields{}
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		of[name] = fieldsOf(f.Type)
+	}
+	return of
+}
+
+// check is CheckSettings for an object that can have these fields.
+func check(param string, object []byte, of fields) error {
 	if !json.Valid(object) {
 		return nil
 	}
@@ -31,23 +49,23 @@ func check(param string, object []byte, t reflect.Type) error {
 	if string(object) == "null" {
 		return refusal.Invalid(param, "expected an object, found null")
 	}
-	return checkValue(scan.New(param, object), t)
+	return checkValue(scan.New(param, object), of)
 }
 
-func checkValue(s *scan.Scanner, t reflect.Type) error {
-	seen := map[string]bool{}
+func checkValue(s *scan.Scanner, of fields) error {
 	switch {
 	case s.IsAt('{'):
-		fields, exact := fieldsOf(t)
+		seen := map[string]bool{}
 		return s.Members("an object", math.MaxInt, func(name string) error {
-			if exact && fields[name] == nil {
-				return s.Unknown(name, slices.Collect(maps.Keys(fields)))
+			its, known := of[name]
+			if of != nil && !known {
+				return s.Unknown(name, slices.Collect(maps.Keys(of)))
 			}
 			if seen[name] {
 				return s.Wrong("is given twice")
 			}
 			seen[name] = true
-			return checkValue(s, fields[name])
+			return checkValue(s, its)
 		})
 	case s.IsAt('['):
 		return s.Array("an array", math.MaxInt, func() error { return checkValue(s, nil) })
@@ -56,18 +74,4 @@ func checkValue(s *scan.Scanner, t reflect.Type) error {
 	}
 	_, err := s.Raw("a value")
 	return err
-}
-
-// fieldsOf are the fields of a struct in JSON, by name. Exact is false for what can have any: a
-// map, or no struct at all.
-func fieldsOf(t reflect.Type) (fields map[string]reflect.Type, exact bool) {
-	if t == nil || t.Kind() != reflect.Struct {
-		return nil, false
-	}
-	fields = map[string]reflect.Type{}
-	for f := range t.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		fields[name] = f.Type
-	}
-	return fields, true
 }

@@ -36,22 +36,23 @@ func (f *named) Run(n int, holders []store.HolderID) bool {
 	return true
 }
 
+// putTexts puts texts as the values of blocks, and returns their keys.
+func putTexts(t *testing.T, x *Index, texts []string) (keys []blockkey.Key) {
+	t.Helper()
+	for i, text := range texts {
+		keys = append(keys, blockkey.Key(i))
+		put(t, x, x.space.Client, keys[i], text)
+	}
+	return keys
+}
+
 // Pods that a query names count for texts though they are not registered. They do for that
 // query, and not while a life has ended that is not swept.
 func TestGuests(t *testing.T) {
 	topologies(t, func(t *testing.T, url string) {
 		x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
 		texts := []string{"10.0.0.1:8000", "10.0.0.1", "10.0.0.2:8000", ",10.0.0.1:8000,10.0.0.9:8000", "decode-0", "10.0.0.9"}
-		var keys []blockkey.Key
-		write := func() {
-			for i, text := range texts {
-				put(t, x, x.space.Client, blockkey.Key(i), text)
-			}
-		}
-		for i := range texts {
-			keys = append(keys, blockkey.Key(i))
-		}
-		write()
+		keys := putTexts(t, x, texts)
 		want := func(what string, pods []string, want ...string) {
 			t.Helper()
 			f := &named{}
@@ -88,7 +89,7 @@ func TestGuests(t *testing.T) {
 		want("a life has ended", []string{"10.0.0.1:8000", "decode-0"}, "", "", "", nine, "", nine)
 		must.Get(x.Sweep(t.Context()))(t)
 		want("and is swept", []string{"10.0.0.1:8000", "decode-0"}, "", "", "", "", "", nine)
-		write()
+		putTexts(t, x, texts)
 		want("what is written then", []string{"10.0.0.1:8000"}, one, one, "", both(one, nine), "", nine)
 	})
 }
@@ -116,16 +117,7 @@ func TestMetGuests(t *testing.T) {
 		x := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
 		peer := open(t, Config{URL: url, NoSweep: true, SweepDuty: 1})
 		texts := []string{"10.0.0.1:8000", "10.0.0.1", ",10.0.0.1:8000,10.0.0.2:8000", "llama-0", "10.0.0.8", "10.0.0.8:8001", "x y", "17"}
-		var keys []blockkey.Key
-		write := func() {
-			for i, text := range texts {
-				put(t, x, x.space.Client, blockkey.Key(i), text)
-			}
-		}
-		for i := range texts {
-			keys = append(keys, blockkey.Key(i))
-		}
-		write()
+		keys := putTexts(t, x, texts)
 		want := func(what string, want ...string) {
 			t.Helper()
 			for _, x := range []*Index{x, peer, x} {
@@ -183,7 +175,7 @@ func TestMetGuests(t *testing.T) {
 		if got, _ = heldBy(t, x, keys); got[0] != "" || got[5] != "" {
 			t.Errorf("what was written before is swept: %q", got)
 		}
-		write()
+		putTexts(t, x, texts)
 		claimed[0], claimed[1], claimed[2] = all[0], all[1], one+" llama-0/gpu"
 		want("what is written then", claimed...)
 	})

@@ -138,8 +138,8 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
-// TestAuditOfStrangeName books a pair of which one name is none of a rank's. The audit counts the other's
-// part still.
+// TestAuditOfStrangeName books a pair in which one name is no rank's name. The audit still counts the part
+// of the other one.
 func TestAuditOfStrangeName(t *testing.T) {
 	client, ctx := redistest.Start(t).Client(), context.Background()
 	s := must.Get(New(Config{Client: client, Prefix: "kva", Timeout: 10 * time.Second}))(t)
